@@ -1,0 +1,64 @@
+"""OpenTelemetry instrumentation for LLM reinforcement-learning rollouts.
+
+The public API; everything is loaded when it is first used, so that importing the package costs
+nothing at start-up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_rollout._version import __version__
+
+if TYPE_CHECKING:
+    from otel_rollout.exporters.weave.exporter import WeaveSpanExporter
+    from otel_rollout.ids import IdGenerator
+    from otel_rollout.ops import rollout_op
+    from otel_rollout.processor.processor import RolloutSpanProcessor
+    from otel_rollout.processor.token2text import register_tokenizer
+    from otel_rollout.trajectory import (
+        Trajectory,
+        current_trajectory,
+        record_reward,
+        trajectory,
+    )
+
+__all__ = [
+    "IdGenerator",
+    "RolloutSpanProcessor",
+    "Trajectory",
+    "WeaveSpanExporter",
+    "__version__",
+    "current_trajectory",
+    "record_reward",
+    "register_tokenizer",
+    "rollout_op",
+    "trajectory",
+]
+
+_HOME = {
+    "IdGenerator": "otel_rollout.ids",
+    "RolloutSpanProcessor": "otel_rollout.processor.processor",
+    "Trajectory": "otel_rollout.trajectory",
+    "WeaveSpanExporter": "otel_rollout.exporters.weave.exporter",
+    "current_trajectory": "otel_rollout.trajectory",
+    "record_reward": "otel_rollout.trajectory",
+    "register_tokenizer": "otel_rollout.processor.token2text",
+    "rollout_op": "otel_rollout.ops",
+    "trajectory": "otel_rollout.trajectory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value  # a submodule of the same name must not hide it
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

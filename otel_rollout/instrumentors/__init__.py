@@ -1,0 +1,1 @@
+"""Instrumentors: each knows one library, and nothing else knows that library."""

@@ -1,0 +1,173 @@
+"""Wrapping functions and methods of other libraries, and undoing it.
+
+Wrappers that a module holds must survive pickling: Ray pickles actor classes with everything they
+refer to. So a wrapped function reduces to its name, and is found wrapped, or not, wherever it is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+import wrapt
+
+Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+
+MARK: Final = "__otel_rollout_wraps__"
+"""Attribute of every function that we put in place: the one that was there before."""
+DECORATED: Final = "__otel_rollout_decorated__"
+"""Attribute of a function that records itself: what it would be without. A patch takes its place."""
+
+
+def resolve(module: str, qualified_name: str) -> Any:
+    """Return ``module.qualified_name``."""
+    target: Any = importlib.import_module(module)
+    for part in qualified_name.split("."):
+        target = getattr(target, part)
+    return target
+
+
+class ImportableWrapper(wrapt.FunctionWrapper):  # type: ignore[misc]
+    """A function wrapper that pickles as an import of the function's name."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return resolve, (self.__module__, self.__qualname__)
+
+    def __reduce__(self) -> Any:
+        return self.__reduce_ex__(2)
+
+
+def is_ours(function: Any) -> bool:
+    """Return whether we put ``function`` in place."""
+    return isinstance(function, ImportableWrapper) or MARK in getattr(function, "__dict__", ())
+
+
+def original(function: Any) -> Any:
+    """Return what stood in a function's place before us."""
+    while is_ours(function):
+        if isinstance(function, ImportableWrapper):
+            function = function.__wrapped__
+        else:
+            function = vars(function)[MARK]
+    return function
+
+
+def _replacement(current: Any, make: Callable[[Any], Any]) -> Any:
+    replacement = functools.wraps(current)(make(getattr(current, DECORATED, current)))
+    vars(replacement).pop(DECORATED, None)
+    setattr(replacement, MARK, current)
+    return replacement
+
+
+class Patches:
+    """What one instrumentor has put in place."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._hooked: set[str] = set()
+        self.active = True
+
+    def when_imported(self, module: str, patch: Callable[[ModuleType], None]) -> None:
+        """Call ``patch`` once ``module`` is imported, or now if it is; never imports it."""
+        key = f"{module}:{getattr(patch, '__qualname__', patch)}"
+        if key in self._hooked:
+            return
+        self._hooked.add(key)
+
+        def hook(loaded: ModuleType) -> None:
+            if self.active:
+                patch(loaded)
+
+        wrapt.register_post_import_hook(hook, module)
+
+    def function(self, module: ModuleType, name: str, wrapper: Wrapper) -> bool:
+        """Wrap a module's function, under its name in every module that has imported it already."""
+        current = getattr(module, name, None)
+        if current is None or is_ours(current):
+            return False
+        wrapped = ImportableWrapper(current, wrapper)
+        self._set(module, name, wrapped)
+        package = module.__name__.partition(".")[0]
+        for other_name, other in list(sys.modules.items()):
+            if (
+                other is not module
+                and isinstance(other, ModuleType)
+                and other_name.partition(".")[0] == package
+                and vars(other).get(name) is current
+            ):
+                self._set(other, name, wrapped)
+        return True
+
+    def method(self, owner: type, name: str, make: Callable[[Any], Any]) -> bool:
+        """Replace a class's own method by ``make(method)``, as a plain function.
+
+        Plain, because Ray inspects the methods of actor classes and copies classes by value.
+        """
+        current = vars(owner).get(name)
+        if isinstance(current, classmethod) and not is_ours(current.__func__):
+            self._set(owner, name, classmethod(_replacement(current.__func__, make)))
+            return True
+        if not inspect.isfunction(current) or is_ours(current):
+            return False
+        if getattr(current, "__isabstractmethod__", False):
+            return False
+        self._set(owner, name, _replacement(current, make))
+        return True
+
+    def actor_method(self, actor_class: type, name: str, make: Callable[[Any], Any]) -> bool:
+        """Replace a method of a class that Ray has just loaded, inherited or its own."""
+        current = getattr(actor_class, name, None)
+        if not inspect.isfunction(current) or is_ours(current):
+            return False
+        replacement = _replacement(current, make)
+        # Ray wraps what bears no such mark: so the caller's context is current in ours as well.
+        vars(replacement).pop("__ray_tracing_wrapped__", None)
+        self._set(actor_class, name, replacement)
+        return True
+
+    def every_subclass(self, base: type, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace method ``name`` of ``base`` and of every subclass, those to come included."""
+        todo = [base]
+        while todo:
+            owner = todo.pop()
+            self.method(owner, name, make)
+            todo.extend(owner.__subclasses__())
+        self._on_subclass(base, lambda owner: self.active and self.method(owner, name, make))
+
+    def _on_subclass(self, base: type, patch: Callable[[type], Any]) -> None:
+        before = vars(base).get("__init_subclass__")
+
+        def __init_subclass__(cls: type, **kwargs: Any) -> None:  # noqa: N807
+            if before is not None:
+                before.__func__(cls, **kwargs)
+            else:
+                super(base, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
+            patch(cls)
+
+        self._set(base, "__init_subclass__", classmethod(__init_subclass__))
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        missing = object()
+        before = vars(owner).get(name, missing)
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            if before is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put back everything that was replaced, last first."""
+        self.active = False
+        self._hooked.clear()
+        while self._undo:
+            self._undo.pop()()

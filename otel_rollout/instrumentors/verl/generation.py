@@ -1,0 +1,160 @@
+"""verl's generation: what an agent loop asks of the inference servers, tokens in, tokens out."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from opentelemetry.trace import SpanKind
+
+from otel_rollout import recording as recordings
+from otel_rollout import semconv
+from otel_rollout.diagnostics import report_internal_error
+from otel_rollout.instrumentors.patching import Patches
+from otel_rollout.instrumentors.verl.trajectories import PROVIDER
+from otel_rollout.payload import copy_floats, copy_ids
+from otel_rollout.recording import Recording
+
+_REQUEST: Final = {
+    "temperature": semconv.REQUEST_TEMPERATURE,
+    "top_p": semconv.REQUEST_TOP_P,
+    "top_k": semconv.REQUEST_TOP_K,
+    "max_tokens": semconv.REQUEST_MAX_TOKENS,
+    "max_new_tokens": semconv.REQUEST_MAX_TOKENS,
+    "seed": semconv.REQUEST_SEED,
+    "n": semconv.REQUEST_CHOICES,
+    "frequency_penalty": semconv.REQUEST_FREQUENCY_PENALTY,
+    "presence_penalty": semconv.REQUEST_PRESENCE_PENALTY,
+}
+
+
+@dataclass(slots=True)
+class _Open:
+    """A client's generation that is under way, and how many attempts it has made."""
+
+    client: Any
+    attempts: int = 0
+
+
+_open: ContextVar[_Open | None] = ContextVar("otel_rollout_verl_generation", default=None)
+
+
+def patch_llm_server(patches: Patches, module: ModuleType) -> None:
+    """Record ``generate`` of the client, verl 0.8 and newer."""
+    client = getattr(module, "LLMServerClient", None)
+    if client is not None:
+        patches.every_subclass(client, "generate", _generate)
+
+
+def patch_agent_loop(patches: Patches, module: ModuleType) -> None:
+    """Record ``generate`` of the client, before verl 0.8."""
+    client = getattr(module, "AsyncLLMServerManager", None)
+    if client is not None:
+        patches.every_subclass(client, "generate", _generate)
+
+
+def _generate(method: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
+    async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = _open.get()
+        attempt = None
+        if outer is not None and outer.client is self:
+            # The fully-async client asks again after an abort: each attempt is a span of its own.
+            attempt = outer.attempts
+            outer.attempts += 1
+        recording = _start(self, attempt)
+        if recording.live:
+            _note_request(recording, signature, (self, *args), kwargs, attempt)
+        token = _open.set(_Open(self))
+        try:
+            with recordings.active(recording):
+                output = await method(self, *args, **kwargs)
+                if recording.live:
+                    _note_output(recording, output, attempt)
+                return output
+        finally:
+            _open.reset(token)
+
+    return generate
+
+
+def _start(client: Any, attempt: int | None) -> Recording:
+    model, engine = _served(client)
+    attributes: dict[str, Any] = {semconv.PROVIDER: engine or PROVIDER}
+    if model:
+        attributes[semconv.REQUEST_MODEL] = model
+    if attempt is not None:
+        attributes[semconv.ATTEMPT] = attempt
+    return recordings.start(
+        semconv.OP_TEXT_COMPLETION, model, attributes=attributes, kind=SpanKind.CLIENT
+    )
+
+
+_names: weakref.WeakKeyDictionary[Any, tuple[str | None, str | None]] = weakref.WeakKeyDictionary()
+
+
+def _served(client: Any) -> tuple[str | None, str | None]:
+    """Return the model's name and the engine's, as verl's configuration has them."""
+    try:
+        known = _names.get(client)
+        if known is None:
+            section = client.config.actor_rollout_ref
+            path = str(section.model.path).rstrip("/")
+            known = (os.path.basename(path) or None, str(section.rollout.name))
+            _names[client] = known
+        return known
+    except Exception:
+        return None, None
+
+
+def _note_request(
+    recording: Recording,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    attempt: int | None,
+) -> None:
+    try:
+        given: Mapping[str, Any] = kwargs
+        if "prompt_ids" not in kwargs or "request_id" not in kwargs:
+            given = signature.bind(*args, **kwargs).arguments
+        prompt_ids = given.get("prompt_ids")
+        if prompt_ids is not None:
+            recording.set(semconv.INPUT_TOKENS, len(prompt_ids))
+            if attempt is None:
+                recording.payload.prompt_ids = copy_ids(prompt_ids)
+        request_id = given.get("request_id")
+        if request_id is not None:
+            recording.set(semconv.CONVERSATION_ID, str(request_id))
+        for name, value in (given.get("sampling_params") or {}).items():
+            key = _REQUEST.get(name)
+            if key is not None and isinstance(value, (int, float)):
+                recording.set(key, value)
+    except Exception as error:
+        report_internal_error("generate request", error)
+
+
+def _note_output(recording: Recording, output: Any, attempt: int | None) -> None:
+    """Note a ``TokenOutput``, or the bare list of ids of verl 0.5."""
+    try:
+        token_ids = output if isinstance(output, list) else output.token_ids
+        recording.set(semconv.OUTPUT_TOKENS, len(token_ids))
+        if attempt is None:
+            recording.payload.response_ids = copy_ids(token_ids)
+            recording.payload.logprobs = copy_floats(getattr(output, "log_probs", None))
+        reason = getattr(output, "stop_reason", None)
+        if reason is not None:
+            recording.set(semconv.FINISH_REASONS, [str(reason)])
+        recording.set(semconv.NUM_PREEMPTED, getattr(output, "num_preempted", None))
+        extra = getattr(output, "extra_fields", None) or {}
+        recording.set(semconv.WEIGHT_VERSION, extra.get("global_steps"))
+        recording.set(semconv.CACHED_TOKENS, extra.get("num_cached_tokens"))
+    except Exception as error:
+        report_internal_error("generate output", error)

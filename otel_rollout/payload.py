@@ -1,0 +1,176 @@
+"""What a span carries beside its attributes: token ids, log-probabilities, texts and values.
+
+On the caller's thread a payload is only a snapshot: lists are copied as they are, nothing is
+encoded. It travels beside the span (see :func:`beside`), and the processor's worker thread turns
+it into attributes of a rebuilt span.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from traceback import TracebackException
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+INT32: Final = "base64/int32-le"
+INT64: Final = "base64/int64-le"
+FLOAT32: Final = "base64/float32-le"
+UINT8: Final = "base64/uint8"
+
+_BYTES_PER_WAITING_ID: Final = 8
+"""A list holds one reference an element; the ints themselves are shared with the user's list."""
+
+
+@dataclass(slots=True, eq=False)
+class Payload:
+    """Snapshot of what one span carries; every part may be absent.
+
+    ``prompt_ids``, ``response_ids``, ``mask``: one int a token. ``logprobs``: one float for each
+    response token. ``values``: attribute name to a snapshot (:func:`otel_rollout.snapshot.take`)
+    that becomes JSON. ``texts``: attribute name to text that is put on the span as it is.
+    ``errors``: time in ns since the epoch, and the exception as it was.
+    """
+
+    prompt_ids: Sequence[int] | None = None
+    response_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    mask: Sequence[int] | None = None
+    model: str | None = None
+    is_root: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    errors: list[tuple[int, TracebackException]] = field(default_factory=list)
+
+    def size(self) -> int:
+        """Return an estimate of the bytes that this payload holds while it waits."""
+        tokens = 0
+        for part in (self.prompt_ids, self.response_ids, self.logprobs, self.mask):
+            if part is not None:
+                tokens += len(part)
+        size = tokens * _BYTES_PER_WAITING_ID
+        for text in self.texts.values():
+            size += len(text)
+        if self.values:
+            size += sum(_estimate(value) for value in self.values.values())
+        return size
+
+
+def _estimate(value: Any, depth: int = 6) -> int:
+    """Return roughly how many bytes a snapshot holds, looking at few elements of a long list."""
+    if isinstance(value, (str, bytes)):
+        return len(value) + 50
+    if depth == 0:
+        return 50
+    if isinstance(value, dict):
+        return 64 + sum(_estimate(item, depth - 1) + 50 for item in value.values())
+    if isinstance(value, (list, tuple)):
+        if not value:
+            return 56
+        if len(value) > 256:
+            return len(value) * (8 + _estimate(value[0], depth - 1))
+        return 56 + sum(_estimate(item, depth - 1) for item in value)
+    return 32
+
+
+def copy_ids(ids: Any) -> Sequence[int] | None:
+    """Return a private copy of token ids (list, tuple, array, numpy or torch), or ``None``.
+
+    The cost is that of a list copy; nothing is checked or converted here.
+    """
+    if ids is None:
+        return None
+    if type(ids) is list:
+        return ids.copy()
+    if isinstance(ids, (tuple, array)):
+        return ids[:]
+    to_list: Callable[[], list[int]] | None = getattr(ids, "tolist", None)
+    if to_list is not None:
+        flat = to_list()
+        while flat and isinstance(flat, list) and isinstance(flat[0], list) and len(flat) == 1:
+            flat = flat[0]
+        return flat if isinstance(flat, list) else [flat]
+    return list(ids)
+
+
+copy_floats: Callable[[Any], Sequence[float] | None] = copy_ids  # the same copy, other elements
+
+
+# --- packing: on the worker thread ---------------------------------------------------------------
+
+
+def pack_ids(ids: Iterable[Any]) -> array[int]:
+    """Return ids as an int32 array, int64 where one needs it.
+
+    Raises ``OverflowError`` for an id beyond 64 bits and ``TypeError`` for what is no int.
+    """
+    if isinstance(ids, array):
+        return ids
+    try:
+        return array("i", ids)
+    except OverflowError:
+        return array("q", ids)
+    except TypeError:
+        return pack_ids([int(i) for i in ids])
+
+
+def ids_encoding(ids: array[int]) -> str:
+    """Return the name of the encoding that :func:`encode_array` gives these ids."""
+    return INT32 if ids.itemsize == 4 else INT64
+
+
+def encode_array(values: array[Any]) -> str:
+    """Return the array's little-endian bytes in base64."""
+    if sys.byteorder == "big" and values.itemsize > 1:
+        values = values[:]
+        values.byteswap()
+    return base64.b64encode(values).decode("ascii")
+
+
+def decode_ids(text: str, encoding: str = INT32) -> list[int]:
+    """Return the ids that an attribute holds; ``encoding`` as its encoding attribute says."""
+    return _decoded({INT32: "i", INT64: "q"}[encoding], text).tolist()
+
+
+def decode_floats(text: str) -> list[float]:
+    """Return the log-probabilities that an attribute holds."""
+    return _decoded("f", text).tolist()
+
+
+def decode_mask(text: str) -> list[int]:
+    """Return the mask that an attribute holds: 1 for a generated token, 0 for any other."""
+    return _decoded("B", text).tolist()
+
+
+def _decoded(typecode: str, text: str) -> array[Any]:
+    values = array(typecode)
+    values.frombytes(base64.b64decode(text))
+    if sys.byteorder == "big" and values.itemsize > 1:
+        values.byteswap()
+    return values
+
+
+# --- the way from the recorder to the processor --------------------------------------------------
+
+_beside: dict[int, Payload] = {}
+
+
+def lay_beside(span_id: int, payload: Payload) -> None:
+    """Keep ``payload`` for the span that is about to end."""
+    _beside[span_id] = payload
+
+
+def beside(span: ReadableSpan) -> Payload | None:
+    """Return the payload of a span that is ending; for processors, in ``on_end``."""
+    context = span.context
+    return _beside.get(context.span_id) if context is not None else None
+
+
+def take_away(span_id: int) -> None:
+    """Forget the payload: the span has ended and every processor has seen it."""
+    _beside.pop(span_id, None)

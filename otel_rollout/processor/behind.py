@@ -1,0 +1,168 @@
+"""What stands behind the processor: other span processors, and exporters called directly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+from otel_rollout.diagnostics import report_internal_error, say_once
+from otel_rollout.exporters.bounded import ByteBoundedExporter
+from otel_rollout.processor.assembly import LEVELS
+
+
+class Behind(Protocol):
+    """One of the things that spans are handed to; ``level``: what of the payload it gets."""
+
+    level: str
+    holds_back: bool
+    """Whether it keeps spans back for a fuller batch, and needs a flush now and then."""
+
+    def on_start(self, span: Span, parent_context: Context | None) -> None: ...
+    def on_ending(self, span: Span) -> None: ...
+    def outside(self, span: ReadableSpan) -> bool: ...
+    def emit(self, spans: Sequence[ReadableSpan]) -> None: ...
+    def force_flush(self, timeout_millis: int) -> bool: ...
+    def shutdown(self) -> None: ...
+
+
+class ProcessorBehind:
+    """A span processor: sees the start of a span at once, and its end from the worker thread."""
+
+    holds_back = True
+
+    def __init__(self, processor: SpanProcessor, level: str) -> None:
+        self.level = getattr(processor, "rollout_payload", level)
+        self._processor = processor
+
+    def on_start(self, span: Span, parent_context: Context | None) -> None:
+        """Forward at once, on the caller's thread."""
+        self._processor.on_start(span, parent_context)
+
+    def on_ending(self, span: Span) -> None:
+        """Forward at once, where the SDK knows this hook."""
+        hook = getattr(self._processor, "_on_ending", None)
+        if hook is not None:
+            hook(span)
+
+    def outside(self, span: ReadableSpan) -> bool:
+        """Forward a span that belongs to no trajectory, unchanged and at once."""
+        self._processor.on_end(span)
+        return True
+
+    def emit(self, spans: Sequence[ReadableSpan]) -> None:
+        """Hand rebuilt spans over."""
+        for span in spans:
+            self._processor.on_end(span)
+
+    def force_flush(self, timeout_millis: int) -> bool:
+        """Flush it."""
+        return self._processor.force_flush(timeout_millis) is not False
+
+    def shutdown(self) -> None:
+        """Shut it down."""
+        self._processor.shutdown()
+
+
+class ExporterBehind:
+    """A span exporter, called straight from the worker thread."""
+
+    holds_back = False
+
+    def __init__(self, exporter: SpanExporter, level: str) -> None:
+        self.level = getattr(exporter, "rollout_payload", level)
+        self._exporter = exporter
+
+    def on_start(self, span: Span, parent_context: Context | None) -> None:
+        """Exporters do not see starts."""
+
+    def on_ending(self, span: Span) -> None:
+        """Exporters do not see starts."""
+
+    def outside(self, span: ReadableSpan) -> bool:
+        """Let the worker hand it over: nothing is exported on the caller's thread."""
+        return False
+
+    def emit(self, spans: Sequence[ReadableSpan]) -> None:
+        """Export."""
+        self._exporter.export(spans)
+
+    def force_flush(self, timeout_millis: int) -> bool:
+        """Flush it."""
+        return self._exporter.force_flush(timeout_millis) is not False
+
+    def shutdown(self) -> None:
+        """Shut it down."""
+        self._exporter.shutdown()
+
+
+def behind(thing: SpanProcessor | SpanExporter, level: str, max_batch_bytes: int) -> Behind:
+    """Return ``thing`` as something that spans can be handed to.
+
+    A stock ``BatchSpanProcessor`` around an exporter that spools by itself (Weave's) is taken
+    apart: a second queue would only be something to lose. Around any other exporter it stays, and
+    its batches are bounded in bytes.
+    """
+    if isinstance(thing, SpanExporter):
+        return ExporterBehind(thing, level)
+    inner = getattr(thing, "span_exporter", None)
+    if isinstance(thing, BatchSpanProcessor) and inner is not None:
+        if getattr(inner, "rollout_payload", None) in LEVELS:
+            if _replace_exporter(thing, _Discarding()):
+                thing.shutdown()
+            return ExporterBehind(inner, level)
+        if not isinstance(inner, ByteBoundedExporter) and not _replace_exporter(
+            thing, ByteBoundedExporter(inner, max_batch_bytes)
+        ):
+            say_once(
+                "unbounded",
+                "batches of %s are not bounded in bytes: this SDK keeps its exporter elsewhere",
+                type(inner).__name__,
+            )
+    return ProcessorBehind(thing, level)
+
+
+class _Discarding(SpanExporter):
+    def export(self, spans: Sequence[ReadableSpan]) -> Any:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        return SpanExportResult.SUCCESS
+
+
+def _replace_exporter(processor: BatchSpanProcessor, exporter: SpanExporter) -> bool:
+    """Put another exporter into a batch processor; False where its private parts are unknown."""
+    batch = getattr(processor, "_batch_processor", None)
+    if batch is not None and hasattr(batch, "_exporter"):  # SDK 1.34 and newer
+        batch._exporter = exporter
+        return True
+    if "span_exporter" in vars(processor):  # before
+        processor.span_exporter = exporter
+        return True
+    return False
+
+
+def within(timeout: float, call: Callable[[float], bool], what: str) -> bool:
+    """Run ``call(seconds left)`` for at most ``timeout`` seconds, even if it ignores its timeout."""
+    result: list[bool] = []
+
+    def run() -> None:
+        try:
+            result.append(call(timeout))
+        except Exception as error:
+            report_internal_error(what, error)
+            result.append(False)
+
+    thread = threading.Thread(target=run, name=f"otel-rollout {what}", daemon=True)
+    started = time.monotonic()
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is shutting down: no new threads
+        run()
+    else:
+        thread.join(max(0.0, timeout - (time.monotonic() - started)))
+    return bool(result) and result[0]

@@ -1,0 +1,202 @@
+"""The span processor that stands in front of every exporter."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter
+
+from otel_rollout import identity as identities
+from otel_rollout import payload as payloads
+from otel_rollout import semconv
+from otel_rollout.diagnostics import contained, report_internal_error
+from otel_rollout.identity import Identity
+from otel_rollout.processor.assembly import Assembler, Item
+from otel_rollout.processor.behind import Behind, behind, within
+from otel_rollout.processor.token2text import Decoder, tokenizers
+from otel_rollout.processor.worker import QuietFlusher, Worker
+from otel_rollout.settings import Settings, settings
+
+_OPEN_SPANS: Final = 200_000
+_DRAIN_S: Final = 5.0
+
+
+class RolloutSpanProcessor(SpanProcessor):
+    """Owns the span processors and exporters behind it and hands them what they should see.
+
+    Spans of a trajectory get its attributes, their token ids become text, and unsampled
+    trajectories are dropped, all on one worker thread; the caller's thread only puts the span into
+    a queue that is bounded in bytes. Spans outside any trajectory pass unchanged.
+
+    Args:
+        things: span processors and span exporters; an exporter is called straight from the worker
+            thread.
+        configuration: settings to use instead of the environment's.
+
+    ::
+
+        provider.add_span_processor(
+            RolloutSpanProcessor(WeaveSpanExporter(), BatchSpanProcessor(OTLPSpanExporter()))
+        )
+    """
+
+    def __init__(
+        self, *things: SpanProcessor | SpanExporter, configuration: Settings | None = None
+    ) -> None:
+        self._settings = configuration or settings()
+        self.counters: Counter[str] = Counter()
+        """What was seen, queued and dropped, by reason."""
+        self._behind: list[Behind] = [
+            behind(thing, self._settings.otlp_payload, self._settings.max_batch_bytes)
+            for thing in things
+        ]
+        self._assembler = Assembler(
+            self._decoder,
+            deltas=self._settings.prompt_deltas,
+            content=self._settings.capture_content,
+        )
+        self._open: dict[int, Identity] = {}
+        self._worker: Worker[Item] = Worker(
+            "otel-rollout", self._handle, self._settings.max_queue_bytes, self.counters
+        )
+        self._flusher = QuietFlusher("otel-rollout-flush", self._flush_behind)
+        self._limit_known = False
+        self._shut_down = False
+
+    def _decoder(self, model: str | None) -> Decoder | None:
+        return tokenizers.decoder(model) if self._settings.token2text else None
+
+    # --- on the caller's thread ------------------------------------------------------------------
+
+    @contained("RolloutSpanProcessor.on_start", None)
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Give the span its trajectory's attributes and tell the processors behind, at once."""
+        identity = identities.from_context(parent_context)
+        if identity is not None:
+            self._remember(span, identity)
+            if not identity.sampled:
+                return
+            scope = span.instrumentation_scope
+            if scope is None or scope.name != semconv.SCOPE:
+                span.set_attributes(identity.attributes)
+        for thing in self._behind:
+            thing.on_start(span, parent_context)
+
+    def _remember(self, span: Span, identity: Identity) -> None:
+        if not self._limit_known:
+            self._limit_known = True
+            self._assembler.max_length = _attribute_limit(span)
+        while len(self._open) >= _OPEN_SPANS:  # never ended, long ago
+            self._open.pop(next(iter(self._open)), None)
+        self._open[span.get_span_context().span_id] = identity
+
+    @contained("RolloutSpanProcessor._on_ending", None)
+    def _on_ending(self, span: Span) -> None:
+        for thing in self._behind:
+            thing.on_ending(span)
+
+    @contained("RolloutSpanProcessor.on_end", None)
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue the span, or drop it if its trajectory is not sampled."""
+        if span.context is None or self._shut_down:
+            return
+        identity = self._open.pop(span.context.span_id, None)
+        payload = payloads.beside(span)
+        if identity is None and payload is None:
+            self._pass_outside(span)
+            return
+        self.counters["seen"] += 1
+        if identity is not None and not identity.sampled:
+            self.counters["sampled_out"] += 1
+            return
+        item = Item(span, identity, payload)
+        self._worker.put(item, item.size())
+
+    def _pass_outside(self, span: ReadableSpan) -> None:
+        waiting = [thing for thing in self._behind if not thing.outside(span)]
+        if waiting:
+            item = Item(span, None, None)
+            self._worker.put(item, item.size())
+
+    # --- on the worker thread --------------------------------------------------------------------
+
+    def _handle(self, items: Sequence[Item]) -> None:
+        assembled = []
+        outside = []
+        for item in items:
+            if item.identity is None and item.payload is None:
+                outside.append(item.span)
+                continue
+            try:
+                assembled.append(self._assembler.assemble(item))
+            except Exception as error:
+                self.counters["failed_in_worker"] += 1
+                report_internal_error("assemble", error)
+        touched = False
+        for thing in self._behind:
+            spans = [one.at(thing.level) for one in assembled]
+            if not thing.holds_back:
+                spans += outside
+            if not spans:
+                continue
+            try:
+                thing.emit(spans)
+            except Exception as error:
+                report_internal_error(f"handing spans to {type(thing).__name__}", error)
+            touched = touched or thing.holds_back
+        self.counters["handed_on"] += len(assembled)
+        if touched:
+            self._flusher.touch()
+
+    def _flush_behind(self) -> None:
+        for thing in self._behind:
+            if thing.holds_back:
+                thing.force_flush(30_000)
+
+    # --- flush and shutdown ----------------------------------------------------------------------
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Hand on all that ended before, then flush what is behind; False after the timeout.
+
+        The timeout holds even if something behind ignores it.
+        """
+        deadline = time.monotonic() + timeout_millis / 1000
+        done = self._worker.wait_for_all(timeout_millis / 1000)
+        for thing in self._behind:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+
+            def flush(seconds: float, thing: Behind = thing) -> bool:
+                return thing.force_flush(int(seconds * 1000))
+
+            done = within(left, flush, "flush") and done
+        return done
+
+    def shutdown(self) -> None:
+        """Hand on what waits (for at most 5 s), then shut down what is behind."""
+        if self._shut_down:
+            return
+        self._worker.stop(_DRAIN_S)
+        self._shut_down = True
+        self._flusher.stop()
+        for thing in self._behind:
+            try:
+                thing.shutdown()
+            except Exception as error:
+                report_internal_error("shutdown", error)
+
+
+def _attribute_limit(span: Span) -> int | None:
+    """Return the longest attribute value that the provider's limits allow, or ``None``."""
+    limits = getattr(span, "_limits", None)
+    for name in ("max_span_attribute_length", "max_attribute_length"):
+        value = getattr(limits, name, None)
+        if isinstance(value, int):
+            return value
+    return None

@@ -1,0 +1,181 @@
+"""Token ids to text, with a private copy of the tokenizer, on the worker thread.
+
+A fast tokenizer must not be shared between threads: the training code would get "Already
+borrowed". So a copy is taken when the tokenizer is registered, on the thread that registers it,
+as serialized text; the copy itself is built at its first use, by the worker.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from otel_rollout.diagnostics import report_internal_error, say_once
+
+_HIGHEST_ID: Final = 2**32 - 1
+_WINDOW: Final = 8
+"""Tokens before a delta that are decoded with it, so that no character is cut at the seam."""
+
+
+class Decoder:
+    """Text of token ids, by one tokenizer.
+
+    Args:
+        decode: list of ids within the vocabulary to text, special tokens kept.
+        size: ids below it are in the vocabulary.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], size: int) -> None:
+        self._decode = decode
+        self.size = size
+
+    def text(self, ids: array[int]) -> tuple[str, str | None]:
+        """Return the text, and what was wrong: ids outside the vocabulary stand as ``<|id:N|>``."""
+        if not ids:
+            return "", None
+        if min(ids) >= 0 and max(ids) < self.size:
+            return self._decode(ids.tolist()), None
+        pieces: list[str] = []
+        outside: list[int] = []
+        for inside, run in _runs(ids, self.size):
+            if inside:
+                pieces.append(self._decode(run))
+            else:
+                outside.extend(run)
+                pieces.extend(f"<|id:{token}|>" for token in run)
+        return "".join(pieces), (
+            f"{len(outside)} of {len(ids)} token ids are outside the vocabulary of {self.size}; "
+            f"the first is {outside[0]}"
+        )
+
+    def continuation(self, before: array[int], ids: array[int]) -> tuple[str, str | None]:
+        """Return the text that ``ids`` add after ``before``, whole characters at the seam."""
+        window = before[-_WINDOW:]
+        if not window:
+            return self.text(ids)
+        text, error = self.text(window + ids)
+        head, _ = self.text(window)
+        if text.startswith(head):
+            return text[len(head) :], error
+        return self.text(ids)
+
+
+def _runs(ids: array[int], size: int) -> Iterator[tuple[bool, list[int]]]:
+    run: list[int] = []
+    inside = True
+    for token in ids:
+        now = 0 <= token < size
+        if run and now != inside:
+            yield inside, run
+            run = []
+        inside = now
+        run.append(token)
+    if run:
+        yield inside, run
+
+
+class _Registered:
+    """A tokenizer's private copy; the decoder is built when it is first needed."""
+
+    def __init__(self, build: Callable[[], Decoder]) -> None:
+        self._build = build
+        self._decoder: Decoder | None = None
+        self._failed = False
+        self._lock = threading.Lock()
+
+    def decoder(self) -> Decoder | None:
+        with self._lock:
+            if self._decoder is None and not self._failed:
+                try:
+                    self._decoder = self._build()
+                except Exception as error:
+                    self._failed = True
+                    report_internal_error("token2text", error)
+            return self._decoder
+
+
+class Tokenizers:
+    """The tokenizers that this process knows, by model; the last one registered is the default."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str | None, _Registered] = {}
+        self._sources: dict[str | None, int] = {}
+
+    def register(self, tokenizer: Any, model: str | None = None) -> None:
+        """See :func:`otel_rollout.register_tokenizer`."""
+        if self._sources.get(model) == id(tokenizer) and None in self._by_model:
+            return
+        registered = _Registered(_builder(tokenizer))
+        self._by_model[model] = registered
+        self._by_model[None] = registered
+        self._sources[model] = id(tokenizer)
+
+    def decoder(self, model: str | None) -> Decoder | None:
+        """Return the decoder for ``model``, or the default one, or ``None``."""
+        registered = self._by_model.get(model) or self._by_model.get(None)
+        return registered.decoder() if registered is not None else None
+
+    def clear(self) -> None:
+        """Forget every tokenizer."""
+        self._by_model.clear()
+        self._sources.clear()
+
+
+tokenizers = Tokenizers()
+
+
+def register_tokenizer(tokenizer: Any, model: str | None = None) -> None:
+    """Let token ids be decoded with a private copy of ``tokenizer``; never raises.
+
+    For code that is neither verl nor an engine; there it happens by itself. Call it where the
+    tokenizer is made: the copy is taken on the calling thread (some 0.3 s for a vocabulary of
+    150,000) and shares nothing with the original.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer, a ``tokenizers.Tokenizer``, or any object with
+            ``decode(list[int]) -> str``, which is deep-copied.
+        model: the model whose spans it is for; by default every span.
+    """
+    try:
+        tokenizers.register(tokenizer, model)
+    except Exception as error:
+        say_once(
+            "register_tokenizer",
+            "register_tokenizer(%s): no private copy can be made (%s: %s); its token ids stay ids",
+            type(tokenizer).__name__, type(error).__name__, error,
+        )
+
+
+def _builder(tokenizer: Any) -> Callable[[], Decoder]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None and hasattr(tokenizer, "from_str") and hasattr(tokenizer, "to_str"):
+        backend = tokenizer
+    cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+    if backend is not None and hasattr(backend, "to_str") and not cleans_up:
+        serialized: str = backend.to_str()
+        return lambda: _fast(serialized)
+    private = copy.deepcopy(tokenizer)
+    return lambda: Decoder(private.decode, _vocabulary_size(private))
+
+
+def _fast(serialized: str) -> Decoder:
+    import tokenizers as library
+
+    private = library.Tokenizer.from_str(serialized)
+
+    def decode(ids: list[int]) -> str:
+        text: str = private.decode(ids, skip_special_tokens=False)
+        return text
+
+    return Decoder(decode, 1 + max(private.get_vocab(with_added_tokens=True).values(), default=-1))
+
+
+def _vocabulary_size(tokenizer: Any) -> int:
+    try:
+        return len(tokenizer)
+    except TypeError:
+        size = getattr(tokenizer, "vocab_size", None)
+        return int(size) if isinstance(size, int) else _HIGHEST_ID

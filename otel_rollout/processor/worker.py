@@ -1,0 +1,215 @@
+"""The worker thread: takes ended spans off the caller's hands, in order.
+
+Putting something in never blocks on work or I/O. What waits is bounded in bytes; beyond the bound
+it is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+from opentelemetry.instrumentation.utils import suppress_instrumentation
+
+from otel_rollout.diagnostics import report_internal_error, say_once
+
+_Item = TypeVar("_Item")
+
+BATCH_ITEMS: Final = 64
+BATCH_BYTES: Final = 8 << 20
+_IDLE_S: Final = 60.0
+
+
+class _Barrier:
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+
+
+class Worker(Generic[_Item]):
+    """A queue in front of one daemon thread that calls ``handle`` with what was put in, in order.
+
+    Args:
+        name: of the thread.
+        handle: called with one or more items at a time; an exception in it is logged and the
+            thread goes on.
+        max_bytes: bound of what waits.
+        counters: ``dropped_queue_full`` is counted here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[Sequence[_Item]], None],
+        max_bytes: int,
+        counters: Counter[str],
+    ) -> None:
+        self._name = name
+        self._handle = handle
+        self._max_bytes = max_bytes
+        self._counters = counters
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            reset = weakref.WeakMethod(self._reset)
+            os.register_at_fork(after_in_child=lambda: (method := reset()) and method())
+
+    def _reset(self) -> None:
+        """Start empty: in a new process nothing of the parent's queue or thread is left."""
+        self._items: deque[tuple[_Item | _Barrier, int]] = deque()
+        self._wake = threading.Event()
+        # Reentrant: the end of a span may be triggered by the garbage collector inside `put`.
+        self._lock = threading.RLock()
+        self._waiting_bytes = 0
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of items that wait."""
+        return len(self._items)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Estimate of the bytes that wait."""
+        return self._waiting_bytes
+
+    def put(self, item: _Item, size: int) -> bool:
+        """Queue an item of ``size`` bytes; False when there is no room, or after :meth:`stop`."""
+        with self._lock:
+            if self._stopped or self._waiting_bytes + size > self._max_bytes:
+                self._counters["dropped_queue_full"] += 1
+                full = True
+            else:
+                self._waiting_bytes += size
+                self._items.append((item, size))
+                full = False
+        if full:
+            say_once(
+                "queue-full",
+                "the span queue is full (%d bytes) or closed: spans are dropped and counted",
+                self._max_bytes,
+            )
+            return False
+        self._ensure_thread()
+        self._wake.set()
+        return True
+
+    def wait_for_all(self, timeout: float) -> bool:
+        """Wait until all that was put in before is handled; False after ``timeout`` seconds."""
+        if self._thread is None and not self._items:
+            return True
+        barrier = _Barrier()
+        self._items.append((barrier, 0))
+        self._ensure_thread()
+        self._wake.set()
+        return barrier.reached.wait(timeout)
+
+    def stop(self, timeout: float) -> bool:
+        """Handle what waits, then take nothing more."""
+        done = self.wait_for_all(timeout)
+        self._stopped = True
+        self._wake.set()
+        return done
+
+    def _ensure_thread(self) -> None:
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the interpreter is shutting down: no new threads
+                    self._drain()
+                    return
+                self._thread = thread
+
+    def _run(self) -> None:
+        # An exporter's own HTTP must not be traced, or every batch makes the next one.
+        with suppress_instrumentation():
+            while not self._stopped:
+                self._wake.wait(_IDLE_S)
+                self._wake.clear()
+                self._drain()
+
+    def _drain(self) -> None:
+        while self._items:
+            batch: list[_Item] = []
+            size = 0
+            barrier: _Barrier | None = None
+            while self._items and len(batch) < BATCH_ITEMS and size < BATCH_BYTES:
+                item, item_size = self._items.popleft()
+                if isinstance(item, _Barrier):
+                    barrier = item
+                    break
+                batch.append(item)
+                size += item_size
+            if batch:
+                try:
+                    self._handle(batch)
+                except Exception as error:
+                    self._counters["failed_in_worker"] += len(batch)
+                    report_internal_error(f"worker {self._name}", error)
+                with self._lock:
+                    self._waiting_bytes -= size
+            if barrier is not None:
+                barrier.reached.set()
+
+
+class QuietFlusher:
+    """Calls ``flush`` soon after the last :meth:`touch`, at most once in ``interval`` seconds.
+
+    Ray ends actors without running exit handlers; what other exporters hold back for a fuller
+    batch would be lost with them. A flush may block, so it has a thread of its own.
+    """
+
+    def __init__(
+        self, name: str, flush: Callable[[], None], quiet: float = 0.05, interval: float = 1.0
+    ) -> None:
+        self._name = name
+        self._flush = flush
+        self._quiet = quiet
+        self._interval = interval
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            reset = weakref.WeakMethod(self._reset)
+            os.register_at_fork(after_in_child=lambda: (method := reset()) and method())
+
+    def _reset(self) -> None:
+        self._touched = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def touch(self) -> None:
+        """Say that something was handed to the exporters behind."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:
+                return
+        self._touched.set()
+
+    def stop(self) -> None:
+        """Flush no more."""
+        self._stopped = True
+        self._touched.set()
+
+    def _run(self) -> None:
+        with suppress_instrumentation():
+            while True:
+                self._touched.wait()
+                started = time.monotonic()
+                while self._touched.is_set() and time.monotonic() - started < self._interval:
+                    self._touched.clear()
+                    self._touched.wait(self._quiet)
+                if self._stopped:
+                    return
+                try:
+                    self._flush()
+                except Exception as error:
+                    report_internal_error("flush", error)

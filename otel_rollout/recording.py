@@ -1,0 +1,213 @@
+"""Starting and ending spans, without ever raising into or delaying the code that is recorded.
+
+A :class:`Recording` is a span and the payload that will be put on it later, by the processor's
+worker thread. What happens here is what the caller's thread pays for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from traceback import TracebackException
+from typing import Any, Final
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, TracerProvider
+
+from otel_rollout import identity as identities
+from otel_rollout import payload as payloads
+from otel_rollout import semconv, snapshot
+from otel_rollout._version import __version__
+from otel_rollout.diagnostics import report_internal_error
+from otel_rollout.payload import Payload
+
+MAX_MESSAGE: Final = 4096
+
+_tracer: Tracer | None = None
+
+
+def tracer() -> Tracer:
+    """Return the tracer of every span that we start; the global provider's unless told otherwise."""
+    global _tracer
+    if _tracer is None:
+        _tracer = trace.get_tracer(semconv.SCOPE, __version__)
+    return _tracer
+
+
+def use_tracer_provider(provider: TracerProvider | None) -> None:
+    """Start spans with ``provider``; ``None`` returns to the global one."""
+    global _tracer
+    _tracer = provider.get_tracer(semconv.SCOPE, __version__) if provider is not None else None
+
+
+class Recording:
+    """One span while it is open. Every method may be called at any time and never raises."""
+
+    __slots__ = ("_context", "_ended", "live", "payload", "span")
+
+    def __init__(self, span: Span, context: Context) -> None:
+        self.span = span
+        self.payload = Payload()
+        self.live = span.is_recording()
+        """False when the span is not sampled: nothing needs to be copied for it."""
+        self._context = context
+        self._ended = False
+
+    @property
+    def context(self) -> Context:
+        """The context in which this span is the current one."""
+        return trace.set_span_in_context(self.span, self._context)
+
+    @property
+    def span_id(self) -> int:
+        """The span's id, 64 bits."""
+        return self.span.get_span_context().span_id
+
+    @property
+    def ended(self) -> bool:
+        """Whether :meth:`end` was called."""
+        return self._ended
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a span attribute; ``None`` is ignored."""
+        if value is not None and self.live and not self._ended:
+            try:
+                self.span.set_attribute(key, value)
+            except Exception as error:
+                report_internal_error("Recording.set", error)
+
+    def keep(self, key: str, value: Any) -> None:
+        """Keep a snapshot of ``value``; it becomes the attribute ``key``, as JSON."""
+        if self.live and not self._ended:
+            self.payload.values[key] = snapshot.take(value)
+
+    def keep_text(self, key: str, value: Any) -> None:
+        """Keep text; it becomes the attribute ``key`` as it stands."""
+        if value is not None and self.live and not self._ended:
+            self.payload.texts[key] = snapshot.text_of(value)
+
+    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Add a span event."""
+        if self.live and not self._ended:
+            try:
+                self.span.add_event(name, attributes)
+            except Exception as error:
+                report_internal_error("Recording.event", error)
+
+    def fail(self, error: BaseException) -> None:
+        """Record that ``error`` ended or disturbed what this span stands for."""
+        if not self.live or self._ended:
+            return
+        try:
+            # Only the frames are noted here; reading source lines is left to the worker thread.
+            self.payload.errors.append(
+                (
+                    time.time_ns(),
+                    TracebackException(
+                        type(error), error, error.__traceback__, lookup_lines=False, compact=True
+                    ),
+                )
+            )
+            self.failed(type(error).__qualname__, snapshot.text_of(error)[:MAX_MESSAGE])
+        except Exception as internal:
+            report_internal_error("Recording.fail", internal)
+
+    def failed(self, kind: str, message: str) -> None:
+        """Set the status to ERROR, for what failed without an exception."""
+        if self.live and not self._ended:
+            self.span.set_attribute(semconv.ERROR_TYPE, kind)
+            self.span.set_status(StatusCode.ERROR, message[:MAX_MESSAGE])
+
+    def end(self) -> None:
+        """End the span and hand its payload on; later calls do nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if not self.live:
+            return
+        span_id = self.span.get_span_context().span_id
+        payloads.lay_beside(span_id, self.payload)
+        try:
+            self.span.end()
+        except Exception as error:
+            report_internal_error("Recording.end", error)
+        finally:
+            payloads.take_away(span_id)
+
+
+def start(
+    operation: str,
+    subject: str | None = None,
+    *,
+    attributes: Mapping[str, Any] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    context: Context | None = None,
+    identity: identities.Identity | None = None,
+    links: Sequence[Link] | None = None,
+) -> Recording:
+    """Start a span ``{operation} {subject}`` that carries the trajectory's attributes.
+
+    ``context``: its parent (default: the current context). Attributes are there when the span
+    starts, so that samplers see them. The span is not made current; see :func:`active`.
+    """
+    if context is None:
+        context = otel_context.get_current()
+    try:
+        if identity is None:
+            identity = identities.from_context(context)
+        all_attributes: dict[str, Any] = dict(identity.attributes) if identity is not None else {}
+        all_attributes[semconv.OPERATION] = operation
+        all_attributes[semconv.PROVIDER] = semconv.DEFAULT_PROVIDER
+        if attributes:
+            all_attributes.update(attributes)
+        span = tracer().start_span(
+            semconv.span_name(operation, subject),
+            context=context,
+            kind=kind,
+            attributes=all_attributes,
+            links=links,
+        )
+    except Exception as error:
+        report_internal_error("start", error)
+        span = trace.INVALID_SPAN
+    return Recording(span, context)
+
+
+@contextlib.contextmanager
+def active(recording: Recording) -> Iterator[Recording]:
+    """Make the span current, end it at the exit, and record what was raised.
+
+    Whatever leaves the block, cancellation and ``GeneratorExit`` included, ends the span with
+    status ERROR and goes on.
+    """
+    token = attach(recording.context)
+    try:
+        yield recording
+    except BaseException as error:
+        recording.fail(error)
+        raise
+    finally:
+        detach(token)
+        recording.end()
+
+
+def attach(context: Context) -> object:
+    """Make ``context`` the current one; returns the token for :func:`detach`."""
+    return otel_context.attach(context)
+
+
+def detach(token: object) -> None:
+    """Undo :func:`attach`; quiet where the block was left in another task or thread.
+
+    ``opentelemetry.context.detach`` logs an error there, though nothing is wrong: the context
+    ended with the task that it belonged to.
+    """
+    if isinstance(token, contextvars.Token):
+        with contextlib.suppress(ValueError, RuntimeError):
+            token.var.reset(token)
+    else:
+        otel_context.detach(token)  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""Every setting, read from the environment once, checked, with its default.
+
+A value that cannot be used is one log line that names the variable, the value and what is allowed;
+the default takes its place and the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from otel_rollout import environment_variables as env
+from otel_rollout.diagnostics import say_once
+
+IN_RAY_WORKER: Final = "OTEL_ROLLOUT_IN_RAY_WORKER"
+"""Set in Ray workers by the start-up hook: what the driver has said already is not said again."""
+
+CONTENT_VALUES: Final = {
+    "true": True,
+    "span_only": True,
+    "event_only": True,
+    "span_and_event": True,
+    "false": False,
+    "no_content": False,
+}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: how it is read, and what the documentation says of it."""
+
+    name: str
+    field: str
+    allowed: str
+    meaning: str
+    default: str
+    parse: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of this process; ``None`` means "not set" (see :data:`VARIABLES`)."""
+
+    weave_project: str | None = None
+    weave_endpoint: str | None = None
+    directory: Path = Path()
+    max_samples_per_step: int | None = None
+    sample_rate: float = 1.0
+    token2text: bool = True
+    prompt_deltas: bool = True
+    otlp_payload: str = "text"
+    max_queue_bytes: int = 256 << 20
+    max_batch_bytes: int = 3 << 20
+    ray_secrets: bool = False
+    capture_content: bool = True
+
+
+def default_directory(environ: Mapping[str, str]) -> Path:
+    """Per-user state folder, ``$XDG_STATE_HOME/otel-rollout`` or below ``~/.local/state``."""
+    state = environ.get("XDG_STATE_HOME")
+    base = Path(state) if state else Path.home() / ".local" / "state"
+    return base / "otel-rollout"
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
+        raise ValueError(text)
+    return value
+
+
+def _flag(text: str) -> bool:
+    return _choice(
+        {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False,
+         "off": False}
+    )(text)
+
+
+def _choice(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return values[text.lower()]
+        except KeyError:
+            raise ValueError(text) from None
+
+    return parse
+
+
+def _project(text: str) -> str:
+    parts = text.split("/")
+    if len(parts) > 2 or not all(part.strip() == part and part for part in parts):
+        raise ValueError(text)
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if not text.startswith(("http://", "https://")) or len(text.split("://", 1)[1]) == 0:
+        raise ValueError(text)
+    return text.rstrip("/")
+
+
+VARIABLES: Final[tuple[Variable, ...]] = (
+    Variable(
+        env.OTEL_EXPORTER_WEAVE_PROJECT, "weave_project", "`project` or `entity/project`",
+        "where calls go; the entity is found when the first call is sent",
+        "verl's `trace.project_name`; without verl `WANDB_PROJECT`", _project,
+    ),
+    Variable(
+        env.OTEL_EXPORTER_WEAVE_ENDPOINT, "weave_endpoint", "an http(s) URL",
+        "Weave trace server",
+        "W&B's, by `WF_TRACE_SERVER_URL` and `WANDB_BASE_URL`", _endpoint,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_DIR, "directory", "a folder", "spool and local store",
+        "`$XDG_STATE_HOME/otel-rollout`, else `~/.local/state/otel-rollout`",
+        lambda text: Path(text).expanduser().absolute(),
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_MAX_SAMPLES_PER_STEP, "max_samples_per_step", "a whole number from 0",
+        "unique samples per (step, validate, worker), each with all its rollouts",
+        "all; verl's `trace.max_samples_per_step_per_worker` where set", _count,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_SAMPLE_RATE, "sample_rate", "a number from 0 to 1",
+        "share of samples that are traced, the same ones in every process", "1", _share,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_TOKEN2TEXT, "token2text", "true or false",
+        "decode token ids to text", "true", _flag,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_PROMPTS, "prompt_deltas", "delta or full",
+        "a later turn's prompt: only what is new, or all of it", "delta",
+        _choice({"delta": True, "full": False}),
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_OTLP_PAYLOAD, "otlp_payload", "full, text or none",
+        "what of the payload exporters other than Weave's get", "text",
+        _choice({"full": "full", "text": "text", "none": "none"}),
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_MAX_QUEUE_BYTES, "max_queue_bytes", "a whole number of bytes from 1",
+        "bound of what waits in memory; beyond it spans are dropped and counted",
+        "268435456", _positive,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_MAX_BATCH_BYTES, "max_batch_bytes", "a whole number of bytes from 1",
+        "bound of one batch to an exporter other than Weave's", "3145728", _positive,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_RAY_SECRETS, "ray_secrets", "true or false",
+        "hand API keys and exporter headers to Ray workers through the runtime_env", "false",
+        _flag,
+    ),
+    Variable(
+        env.OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT, "capture_content",
+        "true, false, NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT",
+        "NO_CONTENT or false: no text, token ids or arguments leave the process",
+        "content is captured", _choice(CONTENT_VALUES),
+    ),
+)
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings from ``environ``; never raises."""
+    values: dict[str, Any] = {"directory": default_directory(environ)}
+    for variable in VARIABLES:
+        text = environ.get(variable.name, "").strip()
+        if not text:
+            continue
+        try:
+            values[variable.field] = variable.parse(text)
+        except (ValueError, RuntimeError):
+            level = logging.DEBUG if environ.get(IN_RAY_WORKER) else logging.WARNING
+            say_once(
+                f"setting:{variable.name}",
+                "%s=%r is not usable: allowed is %s; going on with the default (%s)",
+                variable.name, text, variable.allowed, variable.default.replace("`", ""),
+                level=level,
+            )
+    return Settings(**values)
+
+
+_current: Settings | None = None
+
+
+def settings() -> Settings:
+    """Return the settings of this process, read at the first call."""
+    global _current
+    if _current is None:
+        _current = load()
+    return _current
+
+
+def configure(replacement: Settings | None) -> None:
+    """Put other settings in place, or ``None`` to read the environment again (for tests)."""
+    global _current
+    _current = replacement
+
+
+assert {v.field for v in VARIABLES} == {f.name for f in fields(Settings)}

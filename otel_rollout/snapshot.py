@@ -1,0 +1,179 @@
+"""Snapshots of values a user may have: safe to keep, safe to write as JSON.
+
+Taken on the caller's thread, because the user's object may change a moment later and must not be
+shared with other threads. Containers are copied up to a bound, text and numbers are kept, and
+everything else becomes a short description. Never raises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import math
+import uuid
+from collections.abc import Callable, Mapping, Set
+from pathlib import PurePath
+from typing import Any, Final
+
+from otel_rollout.identity import clean_text
+
+MAX_DEPTH: Final = 16
+MAX_NODES: Final = 20_000
+MAX_TEXT: Final = 1 << 20
+"""Characters of one text; what is beyond is cut, and the text says so."""
+_PLAIN_LIST: Final = 256
+_INT64: Final = range(-(2**63), 2**64)
+
+
+def take(value: Any) -> Any:
+    """Return a copy of ``value`` of dicts with text keys, lists, text, numbers, booleans, None.
+
+    What was cut, and what could not be read, is said in its place.
+    """
+    return _Snapshot().of(value, 0)
+
+
+def text_of(value: Any) -> str:
+    """Return ``value`` as clean text of bounded length; never raises."""
+    if isinstance(value, str):
+        return _bounded(value)
+    try:
+        return _bounded(str(value))
+    except Exception as error:
+        return f"<{type(value).__name__}: cannot be shown ({type(error).__name__})>"
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} more characters cut)"
+    return clean_text(str.__str__(text))
+
+
+class _Snapshot:
+    """One walk over a value; remembers what is being walked, and how much was taken."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+        self.path: set[int] = set()
+
+    def of(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind is str:
+            return _bounded(value)
+        if kind is int:
+            return value if value in _INT64 else str(value)
+        if kind is float:
+            return value if math.isfinite(value) else str(value)
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            return "… (more was cut)"
+        if depth > MAX_DEPTH:
+            return f"<{kind.__name__}: nested too deeply>"
+        if id(value) in self.path:
+            return f"<{kind.__name__}: contains itself>"
+        self.path.add(id(value))
+        try:
+            return self._container(value, kind, depth)
+        except Exception as error:
+            return f"<{kind.__name__}: cannot be read ({type(error).__name__})>"
+        finally:
+            self.path.discard(id(value))
+
+    def _container(self, value: Any, kind: type, depth: int) -> Any:
+        if isinstance(value, Mapping):
+            return self._mapping(value, depth)
+        if isinstance(value, (list, tuple)):
+            return self._sequence(value, depth)
+        if isinstance(value, Set):
+            return self._sequence(list(value), depth)
+        if isinstance(value, enum.Enum):
+            return self.of(value.value, depth + 1)
+        if isinstance(value, (bool, int)):
+            return self.of(int(value), depth + 1)
+        if isinstance(value, float):
+            return self.of(float(value), depth + 1)
+        if isinstance(value, str):
+            return _bounded(value)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return {"type": "bytes", "size": memoryview(value).nbytes}
+        if isinstance(value, (datetime.date, datetime.time)):
+            return value.isoformat()
+        if isinstance(value, (uuid.UUID, PurePath)):
+            return clean_text(str(value))
+        if isinstance(value, BaseException):
+            return {"type": kind.__qualname__, "message": text_of(value)}
+        for test, describe in _FOREIGN:
+            if test(value):
+                return self.of(describe(value), depth + 1)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [f.name for f in dataclasses.fields(value)]
+            return self._mapping({name: getattr(value, name, None) for name in names}, depth)
+        return text_of(value) if isinstance(value, type) else _shown(value)
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            if self.nodes > MAX_NODES:
+                result["…"] = "more was cut"
+                break
+            name = key if type(key) is str else text_of(key)
+            result[clean_text(name)] = self.of(item, depth + 1)
+        return result
+
+    def _sequence(self, value: Any, depth: int) -> list[Any]:
+        if len(value) > _PLAIN_LIST and all(type(item) is int for item in value[:8]):
+            # token ids, most likely: one pass without a call for each element
+            self.nodes += len(value) // 64
+            if all(type(item) is int and item in _INT64 for item in value):
+                return list(value)
+        result: list[Any] = []
+        for item in value:
+            if self.nodes > MAX_NODES:
+                result.append("… (more was cut)")
+                break
+            result.append(self.of(item, depth + 1))
+        return result
+
+
+def _shown(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}: cannot be shown ({type(error).__name__})>"
+    return _bounded(shown if len(shown) <= 2000 else shown[:2000] + "…")
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "tolist")
+
+
+def _array(value: Any) -> Any:
+    size = math.prod(int(n) for n in value.shape)
+    if size <= 64:
+        return value.tolist()
+    return {
+        "type": type(value).__name__,
+        "shape": [int(n) for n in value.shape],
+        "dtype": str(value.dtype),
+    }
+
+
+def _is_image(value: Any) -> bool:
+    # recognised by shape, so that PIL is never imported; the pixels of a lazy image stay unread
+    return hasattr(value, "mode") and hasattr(value, "size") and hasattr(value, "tobytes")
+
+
+def _image(value: Any) -> dict[str, Any]:
+    width, height = value.size
+    return {"type": "image", "width": int(width), "height": int(height), "mode": str(value.mode)}
+
+
+_FOREIGN: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...]] = (
+    (_is_array, _array),
+    (_is_image, _image),
+    (lambda v: hasattr(type(v), "model_fields"), lambda v: dict(v)),  # pydantic, v2
+    (lambda v: hasattr(type(v), "__fields__") and hasattr(v, "dict"), lambda v: v.dict()),
+)

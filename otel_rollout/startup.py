@@ -1,0 +1,111 @@
+"""Zero-code start-up: what ``opentelemetry-instrument`` and Ray's workers call.
+
+Nothing heavy is imported here, and nothing here may raise: an exception in a pre-instrument hook
+would abort every instrumentor, and one in a worker's set-up hook the worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import Any, Final
+
+from opentelemetry import trace
+
+from otel_rollout.diagnostics import contained, logger, say_once
+from otel_rollout.ids import IdGenerator
+
+_RAY_SERVICES: Final = (
+    "/ray/dashboard/",
+    "/ray/_private/log_monitor.py",
+    "/ray/_private/runtime_env/agent/",
+    "/ray/autoscaler/",
+    "/ray/util/client/server/",
+    "ray/_private/workers/io_worker",
+)
+USER_HOOK: Final = "OTEL_ROLLOUT_RAY_USER_HOOK"
+
+
+def is_ray_service() -> bool:
+    """Return whether this process is one of Ray's own (dashboard, agents, log monitor)."""
+    argv = " ".join(getattr(sys, "orig_argv", sys.argv)[:4])
+    return any(part in argv for part in _RAY_SERVICES)
+
+
+@contained("pre_instrument", None)
+def pre_instrument() -> None:
+    """Put :class:`RolloutSpanProcessor` in front of everything that the provider exports to."""
+    if is_ray_service():
+        return
+    adopt(trace.get_tracer_provider())
+
+
+def adopt(provider: Any) -> bool:
+    """Let a ``RolloutSpanProcessor`` own the provider's processors, once.
+
+    Where the SDK keeps them elsewhere than we know, it joins them as a peer: then the others get
+    spans without text, token ids and sampling, which is said.
+    """
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from otel_rollout.processor.processor import RolloutSpanProcessor
+
+    if not isinstance(provider, TracerProvider):
+        return False
+    if hasattr(provider, "id_generator"):
+        provider.id_generator = IdGenerator()
+    multi = getattr(provider, "_active_span_processor", None)
+    current = getattr(multi, "_span_processors", None)
+    lock = getattr(multi, "_lock", None)
+    if multi is None or not isinstance(current, tuple) or lock is None:
+        say_once(
+            "peer",
+            "this OpenTelemetry SDK keeps its span processors elsewhere than expected: exporters "
+            "get spans without text, token ids and sampling",
+        )
+        provider.add_span_processor(RolloutSpanProcessor())
+        return False
+    with lock:
+        if any(isinstance(processor, RolloutSpanProcessor) for processor in current):
+            return True
+        multi._span_processors = (RolloutSpanProcessor(*multi._span_processors),)
+    return True
+
+
+def ray_worker() -> None:
+    """Set up a Ray worker as ``opentelemetry-instrument`` would; never raises.
+
+    Called by Ray as ``worker_process_setup_hook``, in workers of a local and of an existing
+    cluster. Does nothing where the worker's start-up has instrumented it already.
+    """
+    try:
+        from otel_rollout.settings import IN_RAY_WORKER
+
+        os.environ[IN_RAY_WORKER] = "1"
+        if not _instrumented():
+            from opentelemetry.instrumentation.auto_instrumentation import initialize
+
+            initialize()
+    except Exception:
+        logger.log(logging.WARNING, "this Ray worker is not traced", exc_info=True)
+
+
+def _instrumented() -> bool:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from otel_rollout.processor.processor import RolloutSpanProcessor
+
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        return False
+    multi = getattr(provider, "_active_span_processor", None)
+    processors = getattr(multi, "_span_processors", ())
+    return any(isinstance(processor, RolloutSpanProcessor) for processor in processors)
+
+
+def imported(path: str) -> Any:
+    """Return what ``package.module.attribute`` names."""
+    module, _, attribute = path.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,292 @@
+"""The trajectory: one rollout of one sample, from its first prompt to its reward.
+
+:class:`trajectory` opens its root span and puts its identity into the baggage, so that every span
+below it, in this process or another, carries the same attributes and follows the same decision of
+whether it is traced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags
+
+from otel_rollout import identity as identities
+from otel_rollout import recording as recordings
+from otel_rollout import semconv, snapshot
+from otel_rollout.diagnostics import report_internal_error, say_once
+from otel_rollout.identity import Identity
+from otel_rollout.ids import IdGenerator
+from otel_rollout.processor import sampling
+from otel_rollout.recording import Recording
+
+_HANDLE = otel_context.create_key("otel-rollout-trajectory")
+_ids = IdGenerator()
+
+
+class Trajectory:
+    """An open trajectory, in the process that opened it."""
+
+    __slots__ = ("identity", "recording")
+
+    def __init__(self, identity: Identity, recording: Recording) -> None:
+        self.identity = identity
+        self.recording = recording
+        recording.payload.is_root = True
+
+    @property
+    def sampled(self) -> bool:
+        """Whether this trajectory is traced."""
+        return self.identity.sampled
+
+    def set(self, name: str, value: Any) -> None:
+        """Set an attribute of the root span; numbers, text and booleans as they are."""
+        self.recording.set(name, identities.plain(value))
+
+    def record_reward(self, value: Any, name: str = "reward", detail: Any = None) -> None:
+        """See :func:`record_reward`."""
+        score, parts = _split_reward(value)
+        if detail:
+            parts = {**parts, **detail}
+        if self.recording.ended:
+            say_once(
+                "late-reward",
+                "record_reward(%r): its trajectory has ended already; the reward is not recorded",
+                name,
+            )
+            return
+        _reward_on(self.recording, score, parts, name)
+
+
+def current_trajectory(context: Context | None = None) -> Trajectory | None:
+    """Return the innermost open trajectory of this process, if the context is inside one."""
+    handle = otel_context.get_value(_HANDLE, context)
+    return handle if isinstance(handle, Trajectory) else None
+
+
+def record_reward(value: Any, *, name: str = "reward", **detail: Any) -> None:
+    """Record a reward on the current trajectory; never raises.
+
+    Call it inside ``trajectory(...)``, as often as there are reward sources.
+
+    Args:
+        value: the score; any number (numpy and torch scalars too), None, or a mapping whose
+            ``score`` (or ``reward``) is the score and whose other items are detail. What is no
+            finite number is recorded as detail and leaves the score out.
+        name: the source; ``reward`` is the trajectory's own, the last one of it counts.
+        detail: parts of the reward, any values.
+    """
+    try:
+        handle = current_trajectory()
+        if handle is not None:
+            handle.record_reward(value, name, detail)
+            return
+        span = trace.get_current_span()
+        if span.is_recording():
+            score, parts = _split_reward(value)
+            attributes = _evaluation(score, {**parts, **detail}, name)
+            span.add_event(semconv.EVALUATION_EVENT, attributes)
+    except Exception as error:
+        report_internal_error("record_reward", error)
+
+
+def _split_reward(value: Any) -> tuple[float | None, dict[str, Any]]:
+    detail: dict[str, Any] = {}
+    if isinstance(value, Mapping):
+        detail = {str(key): item for key, item in value.items()}
+        value = detail.pop("score", detail.pop("reward", None))
+    score = identities.plain(value)
+    if isinstance(score, (int, float)) and math.isfinite(score):
+        return float(score), detail
+    if score is not None:
+        detail["value"] = str(score)
+    return None, detail
+
+
+def _evaluation(score: float | None, detail: Mapping[str, Any], name: str) -> dict[str, Any]:
+    attributes: dict[str, Any] = {semconv.EVALUATION_NAME: name}
+    if score is not None:
+        attributes[semconv.EVALUATION_SCORE] = score
+    for key, item in detail.items():
+        plain = identities.plain(item) if isinstance(item, (bool, int, float, str)) else None
+        attributes[f"{semconv.REWARD_DETAIL}.{key}"] = (
+            plain if plain is not None else snapshot.text_of(item)
+        )
+    return attributes
+
+
+def _reward_on(
+    recording: Recording, score: float | None, detail: Mapping[str, Any], name: str
+) -> None:
+    if score is not None and name == "reward":
+        recording.set(semconv.REWARD, score)
+    if detail:
+        kept = recording.payload.values.setdefault(semconv.REWARD_DETAIL, {})
+        kept[name] = snapshot.take(detail)
+    recording.event(semconv.EVALUATION_EVENT, _evaluation(score, detail, name))
+
+
+def open_trajectory(
+    values: Mapping[str, Any],
+    *,
+    agent: str | None = None,
+    provider: str | None = None,
+    discriminator: str | None = None,
+) -> tuple[Trajectory, Context]:
+    """Start a trajectory's root span; returns it with the context that holds from now on.
+
+    ``values``: short names (``step`` …) to any values. ``discriminator``: tells samples apart that
+    share one index (see :mod:`otel_rollout.processor.sampling`).
+    """
+    outer = otel_context.get_current()
+    attributes = identities.attributes_of(values)
+    enclosing = identities.from_context(outer)
+    if enclosing is not None:
+        attributes = {**enclosing.attributes, **attributes}
+        sampled = enclosing.sampled
+    else:
+        sampled = sampling.sampler().decide(attributes, discriminator)
+    identity = Identity.of(attributes, sampled)
+    if enclosing is None:
+        recording = _root(identity, outer, agent, provider)
+    else:
+        recording = recordings.start(
+            semconv.OP_ROLLOUT, agent, context=outer, identity=identity,
+            attributes=_extra(agent, provider),
+        )
+    if sampled and not recording.live:
+        # The user's own sampler, or no SDK at all: one decision for the whole trajectory.
+        identity = Identity.of(attributes, sampled=False)
+    handle = Trajectory(identity, recording)
+    context = identities.into_context(identity, outer)
+    context = trace.set_span_in_context(recording.span, context)
+    return handle, otel_context.set_value(_HANDLE, handle, context)
+
+
+def _extra(agent: str | None, provider: str | None) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if agent:
+        extra[semconv.AGENT_NAME] = agent
+    if provider:
+        extra[semconv.PROVIDER] = provider
+    return extra
+
+
+def _root(
+    identity: Identity, outer: Context, agent: str | None, provider: str | None
+) -> Recording:
+    """Start a root in a trace of its own, linked to the span that was current."""
+    current = trace.get_current_span(outer).get_span_context()
+    without_parent = trace.set_span_in_context(trace.INVALID_SPAN, outer)
+    if not identity.sampled:
+        # Flags 0 tell every parent-based sampler, here and in other processes, to drop its spans.
+        absent = SpanContext(
+            trace_id=_ids.generate_trace_id(),
+            span_id=_ids.generate_span_id(),
+            is_remote=False,
+            trace_flags=TraceFlags(TraceFlags.DEFAULT),
+        )
+        return Recording(NonRecordingSpan(absent), outer)
+    return recordings.start(
+        semconv.OP_ROLLOUT, agent,
+        context=identities.into_context(identity, without_parent),
+        identity=identity,
+        attributes=_extra(agent, provider),
+        links=[Link(current)] if current.is_valid else None,
+    )
+
+
+class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress` is
+    """Context manager, sync and async, around one rollout of one sample.
+
+    Counterpart of verl's ``rollout_trace_attr``. Opens the root span ``rollout {agent}`` in a new
+    trace, linked to the span that was current, and lets every span below carry the values given
+    here. Inside another trajectory it is a span of that one's trace, and its values win.
+
+    Args:
+        step: training step.
+        sample_index: which sample of the dataset.
+        rollout_n: which of the sample's rollouts.
+        validate: whether this is a validation rollout.
+        experiment_name: name of the run.
+        group_id: what the rollouts compared with each other have in common (GRPO's group).
+        project: where the calls go, ``project`` or ``entity/project``.
+        agent: name of the agent, for the span's name.
+        extra: more values, each a baggage entry and attribute ``rollout.{name}``.
+
+    Every value may be an int, float, bool, str or anything with a readable ``str()``; ``None``
+    leaves the key out. Entering returns the :class:`Trajectory`. Never raises by itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: Any = None,
+        sample_index: Any = None,
+        rollout_n: Any = None,
+        validate: Any = None,
+        experiment_name: Any = None,
+        group_id: Any = None,
+        project: Any = None,
+        agent: str | None = None,
+        **extra: Any,
+    ) -> None:
+        self._values = {
+            "step": step,
+            "sample_index": sample_index,
+            "rollout_n": rollout_n,
+            "validate": validate,
+            "experiment_name": experiment_name,
+            "group_id": group_id,
+            "project": project,
+            **extra,
+        }
+        self._agent = agent
+        self._provider: str | None = None
+        self._discriminator: str | None = None
+        self._open: list[tuple[Trajectory, object]] = []
+
+    def __enter__(self) -> Trajectory:
+        try:
+            handle, context = open_trajectory(
+                self._values,
+                agent=self._agent,
+                provider=self._provider,
+                discriminator=self._discriminator,
+            )
+        except Exception as error:
+            report_internal_error("trajectory", error)
+            current = otel_context.get_current()
+            handle = Trajectory(Identity({}, False), Recording(trace.INVALID_SPAN, current))
+            context = current
+        self._open.append((handle, recordings.attach(context)))
+        return handle
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        handle, token = self._open.pop()
+        recordings.detach(token)
+        if error is not None:
+            handle.recording.fail(error)
+        handle.recording.end()
+
+    async def __aenter__(self) -> Trajectory:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
