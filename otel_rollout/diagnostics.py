@@ -32,9 +32,7 @@ def forget_said() -> None:
     _said.clear()
 
 
-def contained(
-    where: str, default: _D
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _D]]:
+def contained(where: str, default: _D) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _D]]:
     """Guard a function that runs on a user's thread: an error is logged once, ``default`` returned.
 
     Only ``Exception`` is contained: cancellation and interpreter exit belong to the user.

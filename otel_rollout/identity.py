@@ -124,7 +124,9 @@ def _fitting(name: str, value: AttributeValue) -> AttributeValue:
         f"long:{name}",
         "%s of a trajectory is longer than fits a baggage entry (%d bytes); it is shortened to its "
         "start and a hash: %r",
-        name, MAX_VALUE_BYTES, short,
+        name,
+        MAX_VALUE_BYTES,
+        short,
     )
     return short
 
@@ -159,7 +161,8 @@ def attributes_of(values: Mapping[str, Any]) -> dict[str, AttributeValue]:
                 "baggage:total",
                 "the values of a trajectory exceed %d bytes together; %s and what follows it are "
                 "left out",
-                MAX_TOTAL_BYTES, key,
+                MAX_TOTAL_BYTES,
+                key,
             )
             break
         total += size

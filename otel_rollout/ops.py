@@ -14,12 +14,12 @@ from otel_rollout.recording import Recording
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_OPERATIONS: Final[Mapping[str | None, tuple[str, str | None]]] = {
+_OPERATIONS: Final[Mapping[str | None, tuple[str | None, str | None]]] = {
     # kind: operation, attribute that names the subject
     "agent": (semconv.OP_INVOKE_AGENT, semconv.AGENT_NAME),
     "llm": (semconv.OP_CHAT, semconv.REQUEST_MODEL),
     "tool": (semconv.OP_EXECUTE_TOOL, semconv.TOOL_NAME),
-    None: ("", None),
+    None: (None, None),
 }
 
 
@@ -88,8 +88,7 @@ class _Op:
 
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
         attributes = {self.subject_key: self.name} if self.subject_key is not None else {}
-        if not self.operation:
-            attributes[semconv.OPERATION] = self.name
+        if self.operation is None:
             recording = recordings.start(self.name, attributes=attributes)
         else:
             recording = recordings.start(self.operation, self.name, attributes=attributes)

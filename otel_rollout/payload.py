@@ -89,10 +89,10 @@ def copy_ids(ids: Any) -> Sequence[int] | None:
         return ids.copy()
     if isinstance(ids, (tuple, array)):
         return ids[:]
-    to_list: Callable[[], list[int]] | None = getattr(ids, "tolist", None)
+    to_list = getattr(ids, "tolist", None)
     if to_list is not None:
-        flat = to_list()
-        while flat and isinstance(flat, list) and isinstance(flat[0], list) and len(flat) == 1:
+        flat: Any = to_list()
+        while isinstance(flat, list) and len(flat) == 1 and isinstance(flat[0], list):
             flat = flat[0]
         return flat if isinstance(flat, list) else [flat]
     return list(ids)
@@ -109,7 +109,7 @@ def pack_ids(ids: Iterable[Any]) -> array[int]:
 
     Raises ``OverflowError`` for an id beyond 64 bits and ``TypeError`` for what is no int.
     """
-    if isinstance(ids, array):
+    if isinstance(ids, array) and ids.typecode in "iq":
         return ids
     try:
         return array("i", ids)

@@ -31,7 +31,7 @@ _tracer: Tracer | None = None
 
 
 def tracer() -> Tracer:
-    """Return the tracer of every span that we start; the global provider's unless told otherwise."""
+    """Return the tracer of every span that we start; the global provider's by default."""
     global _tracer
     if _tracer is None:
         _tracer = trace.get_tracer(semconv.SCOPE, __version__)

@@ -88,13 +88,6 @@ def _share(text: str) -> float:
     return value
 
 
-def _flag(text: str) -> bool:
-    return _choice(
-        {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False,
-         "off": False}
-    )(text)
-
-
 def _choice(values: Mapping[str, Any]) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
@@ -103,6 +96,14 @@ def _choice(values: Mapping[str, Any]) -> Callable[[str], Any]:
             raise ValueError(text) from None
 
     return parse
+
+
+_flag = _choice(
+    {
+        **dict.fromkeys(("true", "1", "yes", "on"), True),
+        **dict.fromkeys(("false", "0", "no", "off"), False),
+    }
+)
 
 
 def _project(text: str) -> str:
@@ -120,62 +121,100 @@ def _endpoint(text: str) -> str:
 
 VARIABLES: Final[tuple[Variable, ...]] = (
     Variable(
-        env.OTEL_EXPORTER_WEAVE_PROJECT, "weave_project", "`project` or `entity/project`",
+        env.OTEL_EXPORTER_WEAVE_PROJECT,
+        "weave_project",
+        "`project` or `entity/project`",
         "where calls go; the entity is found when the first call is sent",
-        "verl's `trace.project_name`; without verl `WANDB_PROJECT`", _project,
+        "verl's `trace.project_name`; without verl `WANDB_PROJECT`",
+        _project,
     ),
     Variable(
-        env.OTEL_EXPORTER_WEAVE_ENDPOINT, "weave_endpoint", "an http(s) URL",
+        env.OTEL_EXPORTER_WEAVE_ENDPOINT,
+        "weave_endpoint",
+        "an http(s) URL",
         "Weave trace server",
-        "W&B's, by `WF_TRACE_SERVER_URL` and `WANDB_BASE_URL`", _endpoint,
+        "W&B's, by `WF_TRACE_SERVER_URL` and `WANDB_BASE_URL`",
+        _endpoint,
     ),
     Variable(
-        env.OTEL_ROLLOUT_DIR, "directory", "a folder", "spool and local store",
+        env.OTEL_ROLLOUT_DIR,
+        "directory",
+        "a folder",
+        "spool and local store",
         "`$XDG_STATE_HOME/otel-rollout`, else `~/.local/state/otel-rollout`",
         lambda text: Path(text).expanduser().absolute(),
     ),
     Variable(
-        env.OTEL_ROLLOUT_MAX_SAMPLES_PER_STEP, "max_samples_per_step", "a whole number from 0",
+        env.OTEL_ROLLOUT_MAX_SAMPLES_PER_STEP,
+        "max_samples_per_step",
+        "a whole number from 0",
         "unique samples per (step, validate, worker), each with all its rollouts",
-        "all; verl's `trace.max_samples_per_step_per_worker` where set", _count,
+        "all; verl's `trace.max_samples_per_step_per_worker` where set",
+        _count,
     ),
     Variable(
-        env.OTEL_ROLLOUT_SAMPLE_RATE, "sample_rate", "a number from 0 to 1",
-        "share of samples that are traced, the same ones in every process", "1", _share,
+        env.OTEL_ROLLOUT_SAMPLE_RATE,
+        "sample_rate",
+        "a number from 0 to 1",
+        "share of samples that are traced, the same ones in every process",
+        "1",
+        _share,
     ),
     Variable(
-        env.OTEL_ROLLOUT_TOKEN2TEXT, "token2text", "true or false",
-        "decode token ids to text", "true", _flag,
-    ),
-    Variable(
-        env.OTEL_ROLLOUT_PROMPTS, "prompt_deltas", "delta or full",
-        "a later turn's prompt: only what is new, or all of it", "delta",
-        _choice({"delta": True, "full": False}),
-    ),
-    Variable(
-        env.OTEL_ROLLOUT_OTLP_PAYLOAD, "otlp_payload", "full, text or none",
-        "what of the payload exporters other than Weave's get", "text",
-        _choice({"full": "full", "text": "text", "none": "none"}),
-    ),
-    Variable(
-        env.OTEL_ROLLOUT_MAX_QUEUE_BYTES, "max_queue_bytes", "a whole number of bytes from 1",
-        "bound of what waits in memory; beyond it spans are dropped and counted",
-        "268435456", _positive,
-    ),
-    Variable(
-        env.OTEL_ROLLOUT_MAX_BATCH_BYTES, "max_batch_bytes", "a whole number of bytes from 1",
-        "bound of one batch to an exporter other than Weave's", "3145728", _positive,
-    ),
-    Variable(
-        env.OTEL_ROLLOUT_RAY_SECRETS, "ray_secrets", "true or false",
-        "hand API keys and exporter headers to Ray workers through the runtime_env", "false",
+        env.OTEL_ROLLOUT_TOKEN2TEXT,
+        "token2text",
+        "true or false",
+        "decode token ids to text",
+        "true",
         _flag,
     ),
     Variable(
-        env.OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT, "capture_content",
+        env.OTEL_ROLLOUT_PROMPTS,
+        "prompt_deltas",
+        "delta or full",
+        "a later turn's prompt: only what is new, or all of it",
+        "delta",
+        _choice({"delta": True, "full": False}),
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_OTLP_PAYLOAD,
+        "otlp_payload",
+        "full, text or none",
+        "what of the payload exporters other than Weave's get",
+        "text",
+        _choice({"full": "full", "text": "text", "none": "none"}),
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_MAX_QUEUE_BYTES,
+        "max_queue_bytes",
+        "a whole number of bytes from 1",
+        "bound of what waits in memory; beyond it spans are dropped and counted",
+        "268435456",
+        _positive,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_MAX_BATCH_BYTES,
+        "max_batch_bytes",
+        "a whole number of bytes from 1",
+        "bound of one batch to an exporter other than Weave's",
+        "3145728",
+        _positive,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_RAY_SECRETS,
+        "ray_secrets",
+        "true or false",
+        "hand API keys and exporter headers to Ray workers through the runtime_env",
+        "false",
+        _flag,
+    ),
+    Variable(
+        env.OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT,
+        "capture_content",
         "true, false, NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT",
         "NO_CONTENT or false: no text, token ids or arguments leave the process",
-        "content is captured", _choice(CONTENT_VALUES),
+        "content is captured",
+        _choice(CONTENT_VALUES),
     ),
 )
 
@@ -194,7 +233,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             say_once(
                 f"setting:{variable.name}",
                 "%s=%r is not usable: allowed is %s; going on with the default (%s)",
-                variable.name, text, variable.allowed, variable.default.replace("`", ""),
+                variable.name,
+                text,
+                variable.allowed,
+                variable.default.replace("`", ""),
                 level=level,
             )
     return Settings(**values)

@@ -54,8 +54,7 @@ def adopt(provider: Any) -> bool:
 
     if not isinstance(provider, TracerProvider):
         return False
-    if hasattr(provider, "id_generator"):
-        provider.id_generator = IdGenerator()
+    _adjust(provider)
     multi = getattr(provider, "_active_span_processor", None)
     current = getattr(multi, "_span_processors", None)
     lock = getattr(multi, "_lock", None)
@@ -72,6 +71,17 @@ def adopt(provider: Any) -> bool:
             return True
         multi._span_processors = (RolloutSpanProcessor(*multi._span_processors),)
     return True
+
+
+def _adjust(provider: Any) -> None:
+    """Ids without a random generator, and the process's id on every span's resource."""
+    from opentelemetry.sdk.resources import PROCESS_PID, Resource
+
+    if hasattr(provider, "id_generator"):
+        vars(provider)["id_generator"] = IdGenerator()
+    resource = getattr(provider, "_resource", None)
+    if isinstance(resource, Resource) and PROCESS_PID not in resource.attributes:
+        provider._resource = resource.merge(Resource({PROCESS_PID: os.getpid()}))
 
 
 def ray_worker() -> None:

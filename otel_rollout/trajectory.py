@@ -157,7 +157,10 @@ def open_trajectory(
         recording = _root(identity, outer, agent, provider)
     else:
         recording = recordings.start(
-            semconv.OP_ROLLOUT, agent, context=outer, identity=identity,
+            semconv.OP_ROLLOUT,
+            agent,
+            context=outer,
+            identity=identity,
             attributes=_extra(agent, provider),
         )
     if sampled and not recording.live:
@@ -178,9 +181,7 @@ def _extra(agent: str | None, provider: str | None) -> dict[str, Any]:
     return extra
 
 
-def _root(
-    identity: Identity, outer: Context, agent: str | None, provider: str | None
-) -> Recording:
+def _root(identity: Identity, outer: Context, agent: str | None, provider: str | None) -> Recording:
     """Start a root in a trace of its own, linked to the span that was current."""
     current = trace.get_current_span(outer).get_span_context()
     without_parent = trace.set_span_in_context(trace.INVALID_SPAN, outer)
@@ -194,7 +195,8 @@ def _root(
         )
         return Recording(NonRecordingSpan(absent), outer)
     return recordings.start(
-        semconv.OP_ROLLOUT, agent,
+        semconv.OP_ROLLOUT,
+        agent,
         context=identities.into_context(identity, without_parent),
         identity=identity,
         attributes=_extra(agent, provider),

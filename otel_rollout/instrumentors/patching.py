@@ -33,7 +33,7 @@ def resolve(module: str, qualified_name: str) -> Any:
     return target
 
 
-class ImportableWrapper(wrapt.FunctionWrapper):  # type: ignore[misc]
+class ImportableWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A function wrapper that pickles as an import of the function's name."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -143,11 +143,11 @@ class Patches:
     def _on_subclass(self, base: type, patch: Callable[[type], Any]) -> None:
         before = vars(base).get("__init_subclass__")
 
-        def __init_subclass__(cls: type, **kwargs: Any) -> None:  # noqa: N807
+        def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:  # noqa: N807
             if before is not None:
                 before.__func__(cls, **kwargs)
             else:
-                super(base, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
+                super(base, cls).__init_subclass__(**kwargs)
             patch(cls)
 
         self._set(base, "__init_subclass__", classmethod(__init_subclass__))

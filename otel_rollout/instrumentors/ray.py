@@ -22,7 +22,9 @@ from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
-from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
 
 from otel_rollout import environment_variables, startup
 from otel_rollout.diagnostics import report_internal_error, say_once
@@ -31,9 +33,7 @@ from otel_rollout.settings import settings
 
 WORKER_HOOK: Final = "otel_rollout.startup.ray_worker"
 
-_OURS: Final = frozenset(
-    name for name in vars(environment_variables) if name.startswith("OTEL_")
-)
+_OURS: Final = frozenset(name for name in vars(environment_variables) if name.startswith("OTEL_"))
 _ALSO_PASSED: Final = frozenset(
     {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "WF_TRACE_SERVER_URL"}
 )
@@ -219,7 +219,12 @@ def _patch_calls(patches: Patches, actor: ModuleType) -> None:
 
 def _sending(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(
-        self: Any, method_name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+        self: Any,
+        method_name: str,
+        args: Any = None,
+        kwargs: Any = None,
+        *more: Any,
+        **options: Any,
     ) -> Any:
         try:
             kwargs = _with_context(self, method_name, kwargs)

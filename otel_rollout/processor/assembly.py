@@ -325,7 +325,9 @@ def _genai(message: dict[str, Any]) -> dict[str, Any]:
             if isinstance(piece, dict) and piece.get("type") == "text":
                 parts.append({"type": "text", "content": piece.get("text", "")})
             else:
-                parts.append(piece if isinstance(piece, dict) else {"type": "text", "content": piece})
+                parts.append(
+                    piece if isinstance(piece, dict) else {"type": "text", "content": piece}
+                )
     for call in message.get("tool_calls") or []:
         function = call.get("function", {}) if isinstance(call, dict) else {}
         part = {
@@ -337,4 +339,3 @@ def _genai(message: dict[str, Any]) -> dict[str, Any]:
             part["id"] = call["id"]
         parts.append(part)
     return {"role": message.get("role", "user"), "parts": parts}
-

@@ -23,12 +23,23 @@ class Behind(Protocol):
     holds_back: bool
     """Whether it keeps spans back for a fuller batch, and needs a flush now and then."""
 
-    def on_start(self, span: Span, parent_context: Context | None) -> None: ...
-    def on_ending(self, span: Span) -> None: ...
-    def outside(self, span: ReadableSpan) -> bool: ...
-    def emit(self, spans: Sequence[ReadableSpan]) -> None: ...
-    def force_flush(self, timeout_millis: int) -> bool: ...
-    def shutdown(self) -> None: ...
+    def on_start(self, span: Span, parent_context: Context | None) -> None:
+        """A span has started; on the caller's thread."""
+
+    def on_ending(self, span: Span) -> None:
+        """A span is about to end; on the caller's thread."""
+
+    def outside(self, span: ReadableSpan) -> bool:
+        """A span of no trajectory has ended; False: hand it over from the worker thread."""
+
+    def emit(self, spans: Sequence[ReadableSpan]) -> None:
+        """Take rebuilt spans; on the worker thread."""
+
+    def force_flush(self, timeout_millis: int) -> bool:
+        """Export what is held back."""
+
+    def shutdown(self) -> None:
+        """Shut down."""
 
 
 class ProcessorBehind:
@@ -114,7 +125,7 @@ def behind(thing: SpanProcessor | SpanExporter, level: str, max_batch_bytes: int
     if isinstance(thing, BatchSpanProcessor) and inner is not None:
         if getattr(inner, "rollout_payload", None) in LEVELS:
             if _replace_exporter(thing, _Discarding()):
-                thing.shutdown()
+                thing.shutdown()  # type: ignore[no-untyped-call]
             return ExporterBehind(inner, level)
         if not isinstance(inner, ByteBoundedExporter) and not _replace_exporter(
             thing, ByteBoundedExporter(inner, max_batch_bytes)
@@ -141,13 +152,13 @@ def _replace_exporter(processor: BatchSpanProcessor, exporter: SpanExporter) -> 
         batch._exporter = exporter
         return True
     if "span_exporter" in vars(processor):  # before
-        processor.span_exporter = exporter
+        vars(processor)["span_exporter"] = exporter
         return True
     return False
 
 
 def within(timeout: float, call: Callable[[float], bool], what: str) -> bool:
-    """Run ``call(seconds left)`` for at most ``timeout`` seconds, even if it ignores its timeout."""
+    """Run ``call(seconds)`` for at most ``timeout`` seconds, even if it ignores its timeout."""
     result: list[bool] = []
 
     def run() -> None:

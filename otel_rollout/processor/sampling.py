@@ -22,9 +22,7 @@ from otel_rollout import semconv
 from otel_rollout.settings import settings
 
 _STEPS_KEPT: Final = 256
-_NOT_IN_KEY: Final = frozenset(
-    {semconv.ROLLOUT_N, semconv.SAMPLED, semconv.PROJECT}
-)
+_NOT_IN_KEY: Final = frozenset({semconv.ROLLOUT_N, semconv.SAMPLED, semconv.PROJECT})
 
 Scope = tuple[Any, Any, Any]
 

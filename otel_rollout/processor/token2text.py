@@ -145,7 +145,9 @@ def register_tokenizer(tokenizer: Any, model: str | None = None) -> None:
         say_once(
             "register_tokenizer",
             "register_tokenizer(%s): no private copy can be made (%s: %s); its token ids stay ids",
-            type(tokenizer).__name__, type(error).__name__, error,
+            type(tokenizer).__name__,
+            type(error).__name__,
+            error,
         )
 
 

@@ -9,6 +9,8 @@ dots as nesting.
 from __future__ import annotations
 
 import datetime
+import hashlib
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -125,9 +127,6 @@ def feedback_of(span: ReadableSpan) -> list[dict[str, Any]]:
 
 def _feedback_id(trace_id: int, span_id: int, number: int) -> str:
     """Return a UUID that is the same whenever this feedback is sent."""
-    import hashlib
-    import uuid
-
     text = f"{trace_id:032x}/{span_id:016x}/{number}".encode()
     return str(uuid.UUID(bytes=hashlib.blake2b(text, digest_size=16).digest(), version=4))
 
@@ -153,7 +152,11 @@ def _attributes(
     resource = span.resource.attributes
     process = {
         name: plain(resource[key])
-        for name, key in (("pid", "process.pid"), ("host", "host.name"), ("service", "service.name"))
+        for name, key in (
+            ("pid", "process.pid"),
+            ("host", "host.name"),
+            ("service", "service.name"),
+        )
         if key in resource
     }
     if process:
@@ -235,7 +238,9 @@ def _inputs_and_output(
     result = _loaded(attributes.get(semconv.OUTPUT))
     if answered is not None:
         choices = _choices(answered, attributes)
-        result = {**result, "choices": choices} if isinstance(result, dict) else {"choices": choices}
+        result = (
+            {**result, "choices": choices} if isinstance(result, dict) else {"choices": choices}
+        )
     return inputs, result
 
 
@@ -250,8 +255,9 @@ def _content(message: Any) -> str:
         return str(message)
     parts = message.get("parts", ())
     return "".join(
-        str(part.get("content", "")) for part in parts if isinstance(part, dict)
-        and part.get("type") in ("text", "reasoning")
+        str(part.get("content", ""))
+        for part in parts
+        if isinstance(part, dict) and part.get("type") in ("text", "reasoning")
     )
 
 
@@ -310,7 +316,8 @@ def _summary(
         for key in (semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS)
         if key in attributes
     }
-    if usage:
+    if usage and _KINDS.get(str(attributes.get(semconv.OPERATION))) == "llm":
+        # only where tokens were made: the server adds the calls of a trace up
         model = attributes.get(semconv.RESPONSE_MODEL) or attributes.get(semconv.REQUEST_MODEL)
         summary["usage"] = {str(model or "unknown"): {"requests": 1, **usage}}
     return summary

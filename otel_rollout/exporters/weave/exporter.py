@@ -65,7 +65,8 @@ class WeaveSpanExporter(SpanExporter):
                     say_once(
                         "unwritable",
                         "the spool %s cannot be written (%s): calls are dropped and counted",
-                        self._writer.directory, error,
+                        self._writer.directory,
+                        error,
                     )
                 except Exception as error:
                     self.counters["failed_conversion"] += 1

@@ -64,9 +64,7 @@ class Shipper:
         counters: ``shipped``, ``shipped_feedback``, ``refused_by_server`` are counted here.
     """
 
-    def __init__(
-        self, where: Destination, fallback_project: str, counters: Counter[str]
-    ) -> None:
+    def __init__(self, where: Destination, fallback_project: str, counters: Counter[str]) -> None:
         self._where = where
         self._fallback = fallback_project
         self._counters = counters
@@ -78,7 +76,7 @@ class Shipper:
         self._stopped = False
         self._thread: threading.Thread | None = None
         # Jitter has a generator of its own: the training's is neither read nor moved.
-        self._random = random.Random(os.urandom(16))  # noqa: S311
+        self._random = random.Random(os.urandom(16))
 
     def follow(self, segment: Path) -> None:
         """Deliver what is and will be in ``segment``, after the segments named before."""
@@ -139,14 +137,16 @@ class Shipper:
                 "refused",
                 "Weave at %s refuses the credentials (%d): calls stay in the local store; deliver "
                 "them with `otel-rollout push`",
-                self._where.trace_server, error.status,
+                self._where.trace_server,
+                error.status,
             )
         else:
             say_once(
                 "unreachable",
                 "Weave at %s does not take calls at present (%s): they are kept in the local store "
                 "and tried again",
-                self._where.trace_server, error,
+                self._where.trace_server,
+                error,
             )
 
     def _deliver_all(self, client: Client, projects: Projects) -> None:

@@ -6,7 +6,9 @@ import functools
 from collections.abc import Collection
 from typing import Any
 
-from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+    BaseInstrumentor,
+)
 
 from otel_rollout import startup
 from otel_rollout.instrumentors.patching import Patches
