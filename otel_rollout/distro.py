@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from opentelemetry.instrumentation.distro import BaseDistro
+from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
 from opentelemetry.util._importlib_metadata import EntryPoint, entry_points
 
 from otel_rollout.diagnostics import report_internal_error
@@ -24,7 +24,7 @@ _PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _BY_PROTOCOL: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
-class RolloutDistro(BaseDistro):
+class RolloutDistro(BaseDistro):  # type: ignore[misc]
     """Configures what other distros leave open, and the SDK where nobody else does."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """What makes a trajectory itself: its values, as baggage between processes and as attributes.
 
-Baggage crosses as text. A number or truth value is written as its JSON form, text as it stands; text
+Baggage crosses as text. A number or boolean is written as its JSON form, text as it stands; text
 that would read as something else (``"7"``, ``" x"``) is written as a JSON string. So every value
 has its own type again on the other side, and other readers of the baggage see plain values.
 """

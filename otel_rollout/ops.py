@@ -78,7 +78,7 @@ class _Op:
     ) -> None:
         self.function = function
         self.capture = capture
-        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        self.name: str = name or getattr(function, "__qualname__", type(function).__name__)
         self.operation, self.subject_key = _OPERATIONS[kind]
         self.is_tool = kind == "tool"
         try:
@@ -87,11 +87,10 @@ class _Op:
             self.signature = None
 
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
-        attributes = {self.subject_key: self.name} if self.subject_key is not None else {}
-        if self.operation is None:
-            recording = recordings.start(self.name, attributes=attributes)
-        else:
-            recording = recordings.start(self.operation, self.name, attributes=attributes)
+        attributes = {self.subject_key: self.name} if self.subject_key is not None else None
+        operation = self.operation or self.name
+        subject = self.name if self.operation else None
+        recording = recordings.start(operation, subject, attributes=attributes)
         if self.capture and recording.live:
             try:
                 key = semconv.TOOL_ARGUMENTS if self.is_tool else semconv.INPUT

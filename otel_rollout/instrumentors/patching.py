@@ -22,7 +22,7 @@ Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], A
 MARK: Final = "__otel_rollout_wraps__"
 """Attribute of every function that we put in place: the one that was there before."""
 DECORATED: Final = "__otel_rollout_decorated__"
-"""Attribute of a function that records itself: what it would be without. A patch takes its place."""
+"""Attribute of a function that records itself: what was decorated. A patch takes its place."""
 
 
 def resolve(module: str, qualified_name: str) -> Any:
@@ -147,7 +147,7 @@ class Patches:
             if before is not None:
                 before.__func__(cls, **kwargs)
             else:
-                super(base, cls).__init_subclass__(**kwargs)
+                super(base, cls).__init_subclass__(**kwargs)  # type: ignore[arg-type]
             patch(cls)
 
         self._set(base, "__init_subclass__", classmethod(__init_subclass__))

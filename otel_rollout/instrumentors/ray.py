@@ -132,8 +132,8 @@ def _warn_of_missing_secrets() -> None:
     if missing:
         say_once(
             "ray-secrets",
-            "%s is not handed to the workers of this cluster: where they do not have it, spans stay "
-            "there until pushed; OTEL_ROLLOUT_RAY_SECRETS=1 hands it on through the runtime_env",
+            "%s is not handed to the workers of this cluster: where they do not have it, spans "
+            "stay there until pushed; OTEL_ROLLOUT_RAY_SECRETS=1 passes it through the runtime_env",
             ", ".join(missing),
         )
 

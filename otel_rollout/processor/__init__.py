@@ -1,4 +1,4 @@
-"""From ended spans to what exporters get: sampling, token2text, prompt deltas, on a worker thread."""
+"""From ended spans to what exporters get: sampling, token2text, deltas, on a worker thread."""
 
 from __future__ import annotations
 

@@ -322,12 +322,12 @@ def _genai(message: dict[str, Any]) -> dict[str, Any]:
         parts.append({"type": "text", "content": content})
     elif isinstance(content, list):
         for piece in content:
-            if isinstance(piece, dict) and piece.get("type") == "text":
+            if not isinstance(piece, dict):
+                parts.append({"type": "text", "content": str(piece)})
+            elif piece.get("type") == "text":
                 parts.append({"type": "text", "content": piece.get("text", "")})
             else:
-                parts.append(
-                    piece if isinstance(piece, dict) else {"type": "text", "content": piece}
-                )
+                parts.append(piece)
     for call in message.get("tool_calls") or []:
         function = call.get("function", {}) if isinstance(call, dict) else {}
         part = {

@@ -55,6 +55,7 @@ _IN_THEIR_OWN_PLACE: Final = frozenset(
         *_FLAT,
     }
 )
+_PROCESS: Final = (("pid", "process.pid"), ("host", "host.name"), ("service", "service.name"))
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -150,15 +151,7 @@ def _attributes(
     if kind is not None and isinstance(weave, dict):
         weave["kind"] = kind
     resource = span.resource.attributes
-    process = {
-        name: plain(resource[key])
-        for name, key in (
-            ("pid", "process.pid"),
-            ("host", "host.name"),
-            ("service", "service.name"),
-        )
-        if key in resource
-    }
+    process = {name: plain(resource[key]) for name, key in _PROCESS if key in resource}
     if process:
         result["process"] = process
     links = [

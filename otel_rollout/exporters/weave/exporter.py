@@ -1,4 +1,4 @@
-"""The ``weave`` span exporter: each span becomes a call in the spool, and from there a Weave call."""
+"""The ``weave`` span exporter: each span becomes a call in the spool, to be sent from there."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class WeaveSpanExporter(SpanExporter):
                 self._shipper = None
                 say_once(
                     "no-credentials",
-                    "no W&B credentials (WANDB_API_KEY or netrc): calls stay in the local store %s; "
-                    "deliver them later with `otel-rollout push`",
+                    "no W&B credentials (WANDB_API_KEY or netrc): calls stay in the local store "
+                    "%s; deliver them later with `otel-rollout push`",
                     self._settings.directory,
                 )
             else:

@@ -239,7 +239,7 @@ def _rows(batch: Any) -> _Rows:
     else:
         columns = batch
         step = batch["global_steps"]
-        validate = batch["validate"] if "validate" in batch else False
+        validate = batch.get("validate", False)
 
     def column(name: str, default: Callable[[int], Any]) -> list[Any]:
         if name not in columns:
