@@ -78,7 +78,7 @@ class _Op:
     ) -> None:
         self.function = function
         self.capture = capture
-        self.name: str = name or getattr(function, "__qualname__", type(function).__name__)
+        self.name = name or str(getattr(function, "__qualname__", type(function).__name__))
         self.operation, self.subject_key = _OPERATIONS[kind]
         self.is_tool = kind == "tool"
         try:
@@ -89,7 +89,8 @@ class _Op:
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
         attributes = {self.subject_key: self.name} if self.subject_key is not None else None
         operation = self.operation or self.name
-        subject = self.name if self.operation else None
+        operation: str = self.operation if self.operation is not None else self.name
+        subject = self.name if self.operation is not None else None
         recording = recordings.start(operation, subject, attributes=attributes)
         if self.capture and recording.live:
             try:
