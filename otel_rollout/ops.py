@@ -88,7 +88,6 @@ class _Op:
 
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
         attributes = {self.subject_key: self.name} if self.subject_key is not None else None
-        operation = self.operation or self.name
         operation: str = self.operation if self.operation is not None else self.name
         subject = self.name if self.operation is not None else None
         recording = recordings.start(operation, subject, attributes=attributes)
