@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import random
 import time
@@ -33,10 +32,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 600.0  # seconds that a step may take
 
-# verl warns of each accelerator and training engine that is missing; none is wanted here.
-logging.getLogger("verl.plugin.platform").setLevel(logging.ERROR)
-warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
-
 Row = dict[str, Any]
 Trajectory = dict[str, Any]
 
@@ -57,6 +52,9 @@ def setup(args: argparse.Namespace) -> Setup:
     """Start Ray and all actors of the rollout."""
     start_ray(args)
     servers = start_servers(args)
+    # verl warns of accelerators and training engines that are missing: here none is wanted.
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
     # These imports take seconds, in which the servers start.
     from verl.experimental.agent_loop import AgentLoopManager
     from verl.experimental.reward_loop import RewardLoopManager
