@@ -28,11 +28,21 @@ _BYTES_PER_WAITING_ID: Final = 8
 
 
 @dataclass(slots=True, eq=False)
+class Choice:
+    """One of several answers to one prompt: a snapshot, like all of a payload."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float] | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Payload:
     """Snapshot of what one span carries; every part may be absent.
 
     ``prompt_ids``, ``response_ids``, ``mask``: one int a token. ``logprobs``: one float for each
-    response token. ``values``: attribute name to a snapshot (:func:`otel_rollout.snapshot.take`)
+    response token. ``choices``: several answers, in place of ``response_ids`` and ``logprobs``.
+    ``values``: attribute name to a snapshot (:func:`otel_rollout.snapshot.take`)
     that becomes JSON. ``texts``: attribute name to text that is put on the span as it is.
     ``errors``: time in ns since the epoch, and the exception as it was.
     """
@@ -41,6 +51,7 @@ class Payload:
     response_ids: Sequence[int] | None = None
     logprobs: Sequence[float] | None = None
     mask: Sequence[int] | None = None
+    choices: Sequence[Choice] | None = None
     model: str | None = None
     is_root: bool = False
     values: dict[str, Any] = field(default_factory=dict)
@@ -53,6 +64,8 @@ class Payload:
         for part in (self.prompt_ids, self.response_ids, self.logprobs, self.mask):
             if part is not None:
                 tokens += len(part)
+        for choice in self.choices or ():
+            tokens += len(choice.ids) + len(choice.logprobs or ())
         size = tokens * _BYTES_PER_WAITING_ID
         for text in self.texts.values():
             size += len(text)

@@ -21,6 +21,7 @@ from otel_rollout.identity import Identity
 from otel_rollout.payload import (
     FLOAT32,
     UINT8,
+    Choice,
     Payload,
     encode_array,
     ids_encoding,
@@ -150,7 +151,8 @@ class Assembler:
     # --- tokens ----------------------------------------------------------------------------------
 
     def _tokens(self, span: ReadableSpan, payload: Payload, result: Assembled) -> None:
-        if payload.prompt_ids is None and payload.response_ids is None:
+        choices = payload.choices
+        if payload.prompt_ids is None and payload.response_ids is None and choices is None:
             return
         prompt = pack_ids(payload.prompt_ids or ())
         response = pack_ids(payload.response_ids or ())
@@ -174,6 +176,13 @@ class Assembler:
                 tokens[semconv.PROMPT_PREFIX_SPAN] = f"{delta.prefix_span_id:016x}"
                 tokens[semconv.PROMPT_PREFIX_LENGTH] = delta.length
         self._response(payload, shown[1], tokens)
+        packed: list[array[int]] = []
+        if choices is not None:
+            shown_prompt, *packed = _same_width(delta.ids, *(pack_ids(one.ids) for one in choices))
+            tokens[semconv.IDS_ENCODING] = ids_encoding(shown_prompt)
+            if payload.prompt_ids is not None:
+                tokens[semconv.PROMPT_IDS] = encode_array(shown_prompt)
+            self._choices(choices, packed, tokens)
         if decoder is not None:
             errors: list[str] = []
             if payload.prompt_ids is not None and semconv.INPUT_MESSAGES not in result.text:
@@ -186,6 +195,13 @@ class Assembler:
                     [_message("assistant", text, _finish_reason(result.base))]
                 )
                 errors += [f"response: {error}"] if error else []
+            if choices is not None:
+                messages = []
+                for number, (choice, ids) in enumerate(zip(choices, packed, strict=True)):
+                    text, error = decoder.continuation(prompt[-64:], ids)
+                    messages.append(_message("assistant", text, choice.finish_reason))
+                    errors += [f"choice {number}: {error}"] if error else []
+                result.text[semconv.OUTPUT_MESSAGES] = _json(messages)
             if errors:
                 result.base[semconv.DECODE_ERROR] = "; ".join(errors)
 
@@ -196,6 +212,17 @@ class Assembler:
             tokens[semconv.RESPONSE_LOGPROBS] = encode_array(array("f", payload.logprobs))
             tokens[semconv.LOGPROBS_ENCODING] = FLOAT32
         self._mask(payload, tokens)
+
+    @staticmethod
+    def _choices(
+        choices: Sequence[Choice], packed: Sequence[array[int]], tokens: dict[str, Any]
+    ) -> None:
+        tokens[semconv.CHOICES_IDS] = [encode_array(ids) for ids in packed]
+        if any(choice.logprobs is not None for choice in choices):
+            tokens[semconv.CHOICES_LOGPROBS] = [
+                encode_array(array("f", choice.logprobs or ())) for choice in choices
+            ]
+            tokens[semconv.LOGPROBS_ENCODING] = FLOAT32
 
     @staticmethod
     def _mask(payload: Payload, tokens: dict[str, Any]) -> None:
@@ -243,7 +270,8 @@ class Assembler:
             return
         for part in (result.text, result.tokens):
             for key, value in list(part.items()):
-                if isinstance(value, str) and len(value) > self.max_length:
+                texts = value if isinstance(value, list) else [value]
+                if any(isinstance(text, str) and len(text) > self.max_length for text in texts):
                     del part[key]
                     omitted.append(f"{key}: longer than the attribute limit of {self.max_length}")
 
@@ -283,11 +311,11 @@ def _without_text(attributes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _same_width(a: array[int], b: array[int]) -> tuple[array[int], array[int]]:
-    """Return both in the wider of their types: a span says its encoding once."""
-    if a.typecode == b.typecode:
-        return a, b
-    return array("q", a), array("q", b)
+def _same_width(*parts: array[int]) -> tuple[array[int], ...]:
+    """Return all in the widest of their types: a span says its encoding once."""
+    if len({part.typecode for part in parts}) == 1:
+        return parts
+    return tuple(array("q", part) for part in parts)
 
 
 def _json(value: Any) -> str:
