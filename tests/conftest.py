@@ -1,0 +1,68 @@
+"""Fixtures for every kind of test: real servers, and the other environments' Pythons.
+
+Only the standard library and pytest are imported here: each environment's pytest reads this file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.servers.otlp_receiver import OtlpReceiver
+    from tests.servers.weave_process import WeaveServer
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Of the developer's own settings, tests keep those that say where environments are.
+KEPT = frozenset({"OTEL_ROLLOUT_CACHE", "OTEL_ROLLOUT_PYTHON"})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_settings_from_outside() -> Iterator[None]:
+    """No test reads the developer's settings or writes with the developer's W&B credentials."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(("OTEL_", "WANDB_", "WEAVE_", "WF_")) and name not in KEPT:
+                patch.delenv(name)
+        patch.setenv("NETRC", os.devnull)
+        yield
+
+
+def python_of(environment: str) -> Path:
+    """The Python of an environment in `dev/envs.py`, which is built when it is not there."""
+    command = [sys.executable, str(ROOT / "dev" / "envs.py"), "python", environment]
+    return Path(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    )
+
+
+@pytest.fixture(scope="session")
+def verl_python() -> Path:
+    """`.venv-verl/bin/python`: beside it are opentelemetry-instrument and ray."""
+    return python_of("verl")
+
+
+@pytest.fixture(scope="session")
+def weave_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeaveServer]:
+    """W&B's trace server with a fresh database; give each test a project of its own."""
+    from tests.servers.weave_process import WeaveServer
+
+    server = WeaveServer(str(python_of("weave-server")), tmp_path_factory.mktemp("weave-server"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def otlp_receiver() -> Iterator[OtlpReceiver]:
+    """An OTLP/HTTP endpoint whose spans the test reads."""
+    from tests.servers.otlp_receiver import OtlpReceiver
+
+    with OtlpReceiver() as receiver:
+        yield receiver

@@ -1,0 +1,1 @@
+"""Real servers that tests and benchmarks write to and read from."""
