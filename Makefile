@@ -1,0 +1,49 @@
+# Every target sets up what it needs (dev/envs.py): minutes the first time, nothing afterwards.
+# ARGS goes to the test runner, the linter's tests aside: make test ARGS="-k sampling -x"
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+ENVS := $(PYTHON) dev/envs.py
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-engines check bench clean
+
+help:  ## Say what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo:  ## Run a real verl rollout on this CPU, traced into .demo/store
+	@$(ENVS) build verl
+	@dev/demo.sh
+
+test:  ## Run all tests but those of the engines
+	@$(ENVS) build dev verl weave-server
+	@status=0; \
+	dev/run_tests.sh .venv tests/unit tests/e2e -- $(ARGS) || status=1; \
+	dev/run_tests.sh .venv-verl tests/verl -- $(ARGS) || status=1; \
+	exit $$status
+
+test-engines:  ## Run the tests against the real vLLM and the real SGLang (5 GB more)
+	@status=0; \
+	for engine in vllm sglang; do \
+		if dev/run_tests.sh --any tests/engines/$$engine; then \
+			$(ENVS) build dev $$engine weave-server || exit 1; \
+			dev/run_tests.sh .venv-$$engine tests/engines/$$engine -- $(ARGS) || status=1; \
+		fi; \
+	done; \
+	exit $$status
+
+check:  ## Lint, types and the fast tests
+	@$(ENVS) build dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	@dev/run_tests.sh .venv tests/unit -- $(ARGS)
+
+bench:  ## Measure what tracing costs and what it withstands
+	@$(ENVS) build dev verl weave-server
+	@dev/bench.sh
+
+clean:  ## Remove what was made in this clone; the cached environments stay
+	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .demo build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
