@@ -6,6 +6,8 @@ nothing at start-up.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from otel_rollout._version import __version__
@@ -56,9 +58,21 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     value = getattr(importlib.import_module(home), name)
-    globals()[name] = value  # a submodule of the same name must not hide it
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """This package; a submodule does not take the place of a public name (``trajectory``)."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The import system sets every submodule as an attribute of its package.
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
