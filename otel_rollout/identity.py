@@ -48,7 +48,9 @@ class Identity:
     @staticmethod
     def of(attributes: Mapping[str, AttributeValue], sampled: bool) -> Identity:
         """Return the identity of these values (full names)."""
-        return Identity({**attributes, semconv.SAMPLED: sampled}, sampled)
+        # First, so that it is the last thing to be lost where a carrier cuts the baggage.
+        given = {key: value for key, value in attributes.items() if key != semconv.SAMPLED}
+        return Identity({semconv.SAMPLED: sampled, **given}, sampled)
 
     def get(self, name: str) -> AttributeValue | None:
         """Return one value by its full name, or ``None``."""
@@ -65,29 +67,46 @@ def clean_text(text: str) -> str:
 
 
 def plain(value: Any) -> AttributeValue | None:
-    """Return ``value`` as bool, int, float or str; ``None`` only for ``None``.
+    """Return ``value`` as bool, int, float or str; ``None`` only for ``None``. Never raises.
 
     Array scalars (numpy, torch, zero-dimensional) become Python's own numbers; an int beyond 64
     bits, which no OTLP attribute can hold, and anything else (a UUID, say) becomes its text.
     """
+    try:
+        return _plain(value)
+    except Exception as error:
+        return f"<{type(value).__name__}: cannot be shown ({type(error).__name__})>"
+
+
+def _plain(value: Any) -> AttributeValue | None:
     kind = type(value)
     if value is None or kind is bool or kind is float:
         return value  # type: ignore[no-any-return]
     if kind is str:
         return clean_text(value)
     if isinstance(value, enum.Enum):
-        return plain(value.value)
+        return _plain(value.value)
     if not isinstance(value, (bool, numbers.Number, str)) and hasattr(value, "item"):
         try:
-            return plain(value.item())
+            return _plain(value.item())
         except Exception:
             return clean_text(str(value))
     if isinstance(value, numbers.Integral):
         number = int(value)
-        return number if number in _INT64 else str(number)
+        return number if number in _INT64 else _digits(number)
     if isinstance(value, numbers.Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return clean_text(str(value))
     return clean_text(str(value))
+
+
+def _digits(number: int) -> str:
+    try:
+        return str(number)
+    except ValueError:  # Python's limit of digits
+        return hex(number)
 
 
 def encode(value: AttributeValue) -> str:
@@ -106,6 +125,8 @@ def decode(text: str) -> AttributeValue:
     try:
         value = json.loads(text)
     except ValueError:
+        return text
+    if type(value) is int and value not in _INT64:
         return text
     return value if type(value) in (bool, int, float, str) else text
 
@@ -138,7 +159,6 @@ def attributes_of(values: Mapping[str, Any]) -> dict[str, AttributeValue]:
     baggage is left out and said once.
     """
     result: dict[str, AttributeValue] = {}
-    total = 0
     for name, raw in values.items():
         key = semconv.PREFIX + name
         if raw is None:
@@ -152,9 +172,22 @@ def attributes_of(values: Mapping[str, Any]) -> dict[str, AttributeValue]:
             )
             continue
         value = plain(raw)
-        if value is None:
-            continue
-        value = _fitting(key, value)
+        if value is not None:
+            result[key] = _fitting(key, value)
+    return _within_total(result)
+
+
+def inside(
+    outer: Mapping[str, AttributeValue], inner: Mapping[str, AttributeValue]
+) -> dict[str, AttributeValue]:
+    """Return the attributes of a trajectory inside another: the inner one's values win."""
+    return _within_total({**inner, **{k: v for k, v in outer.items() if k not in inner}})
+
+
+def _within_total(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    result: dict[str, AttributeValue] = {}
+    total = 0
+    for key, value in attributes.items():
         size = len(key) + len(quote_plus(encode(value))) + 2
         if total + size > MAX_TOTAL_BYTES:
             say_once(
@@ -180,7 +213,7 @@ def into_context(identity: Identity, context: Context) -> Context:
     return context
 
 
-_cache: dict[tuple[tuple[str, object], ...], Identity] = {}
+_cache: dict[tuple[tuple[str, str], ...], Identity] = {}
 
 
 def from_context(context: Context | None = None) -> Identity | None:
@@ -191,7 +224,7 @@ def from_context(context: Context | None = None) -> Identity | None:
     entries = baggage.get_all(context)
     if not entries or semconv.SAMPLED not in entries:
         return None
-    key = tuple(item for item in entries.items() if item[0].startswith(semconv.PREFIX))
+    key = tuple((k, str(text)) for k, text in entries.items() if k.startswith(semconv.PREFIX))
     identity = _cache.get(key)
     if identity is None:
         identity = _parse(dict(key))
@@ -201,6 +234,6 @@ def from_context(context: Context | None = None) -> Identity | None:
     return identity
 
 
-def _parse(entries: Mapping[str, object]) -> Identity:
-    attributes = {name: decode(str(text)) for name, text in entries.items()}
+def _parse(entries: Mapping[str, str]) -> Identity:
+    attributes = {name: decode(text) for name, text in entries.items()}
     return Identity.of(attributes, sampled=attributes.get(semconv.SAMPLED) is not False)

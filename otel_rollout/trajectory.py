@@ -148,7 +148,7 @@ def open_trajectory(
     attributes = identities.attributes_of(values)
     enclosing = identities.from_context(outer)
     if enclosing is not None:
-        attributes = {**enclosing.attributes, **attributes}
+        attributes = identities.inside(enclosing.attributes, attributes)
         sampled = enclosing.sampled
     else:
         sampled = sampling.sampler().decide(attributes, discriminator)
