@@ -104,13 +104,14 @@ class Tokenizers:
         self._by_model: dict[str | None, _Registered] = {}
         self._sources: dict[str | None, int] = {}
 
-    def register(self, tokenizer: Any, model: str | None = None) -> None:
-        """See :func:`otel_rollout.register_tokenizer`."""
+    def register(self, tokenizer: Any, model: str | None = None, *, default: bool = True) -> None:
+        """See :func:`otel_rollout.register_tokenizer`; ``default=False``: one there stays."""
         if self._sources.get(model) == id(tokenizer) and None in self._by_model:
             return
         registered = _Registered(_builder(tokenizer))
         self._by_model[model] = registered
-        self._by_model[None] = registered
+        if default or None not in self._by_model:
+            self._by_model[None] = registered
         self._sources[model] = id(tokenizer)
 
     def decoder(self, model: str | None) -> Decoder | None:
