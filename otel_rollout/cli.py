@@ -2,12 +2,87 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import click
 
 from otel_rollout._version import __version__
+from otel_rollout.settings import settings
+
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "verl_calculator" / "train.py"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="otel-rollout")
 def main() -> None:
     """See what a policy did: rollouts traced with OpenTelemetry, in Weave or on this machine."""
+
+
+@main.command()
+@click.argument("directory", type=_DIRECTORY, required=False)
+def show(directory: Path | None) -> None:
+    """Print what a local store holds: counts by step, and one trajectory as a tree.
+
+    DIRECTORY is OTEL_ROLLOUT_DIR by default.
+    """
+    _show(directory or settings().directory)
+
+
+def _show(directory: Path) -> None:
+    from rich.console import Console
+
+    from otel_rollout.local import show as printing
+    from otel_rollout.local import store
+
+    console = Console()
+    trajectories = store.read(directory)
+    root = printing.most_telling(trajectories)
+    if root is None:
+        raise click.ClickException(f"there is no trajectory in {directory}")
+    printing.print_trajectory(console, root)
+    printing.print_counts(console, trajectories, directory)
+
+
+@main.command()
+@click.option("--path", type=click.Choice(["classic", "v1"]), default="v1", show_default=True)
+@click.option("--steps", default=2, show_default=True)
+@click.option("--prompts", default=8, show_default=True, help="Questions in a step.")
+@click.option("--n", "rollouts", default=4, show_default=True, help="Rollouts of each question.")
+@click.argument("directory", type=_DIRECTORY, default=Path(".demo"))
+def demo(path: str, steps: int, prompts: int, rollouts: int, directory: Path) -> None:
+    """Roll out a tiny policy with verl and Ray, traced, and show one trajectory.
+
+    For a clone of the repository, in an environment with verl (`make demo` sets it up). The store
+    is DIRECTORY.
+    """
+    if not _EXAMPLE.exists():
+        raise click.ClickException(
+            f"the demo runs examples/verl_calculator, which is in the repository, not in {_EXAMPLE}"
+        )
+    directory = directory.absolute()
+    environ = {
+        **os.environ,
+        "OTEL_TRACES_EXPORTER": os.environ.get("OTEL_TRACES_EXPORTER", "weave"),
+        "OTEL_ROLLOUT_DIR": str(directory),
+        # what an environment that is not active has on its PATH only by name
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    options = ["--path", path, "--steps", steps, "--prompts", prompts, "--n", rollouts]
+    command = ["opentelemetry-instrument", "python", _EXAMPLE, *options]
+    shown = " ".join(str(part) for part in [*command[:2], os.path.relpath(_EXAMPLE), *options])
+    click.echo(f"$ OTEL_TRACES_EXPORTER={environ['OTEL_TRACES_EXPORTER']} {shown}")
+    done = subprocess.run([str(part) for part in command], env=environ, check=False)
+    if done.returncode != 0:
+        raise click.ClickException(f"the rollout ended with status {done.returncode}")
+    click.echo()
+    _show(directory)
+    relative = os.path.relpath(directory)
+    click.echo(
+        f"\nLook again:      otel-rollout show {relative}\n"
+        f"Send it to W&B:  WANDB_API_KEY=… otel-rollout push {relative}\n"
+        "Or at once:      set WANDB_API_KEY before the run"
+    )

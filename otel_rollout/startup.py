@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -28,10 +29,14 @@ _RAY_SERVICES: Final = (
 USER_HOOK: Final = "OTEL_ROLLOUT_RAY_USER_HOOK"
 
 
-def is_ray_service() -> bool:
-    """Return whether this process is one of Ray's own (dashboard, agents, log monitor)."""
-    argv = " ".join(getattr(sys, "orig_argv", sys.argv)[:4])
-    return any(part in argv for part in _RAY_SERVICES)
+def is_ray_service(argv: Sequence[str] | None = None) -> bool:
+    """Return whether a process is one of Ray's own (dashboard, agents, log monitor).
+
+    ``argv``: its command line, by default this process's.
+    """
+    given = getattr(sys, "orig_argv", sys.argv) if argv is None else argv
+    command = " ".join(given[:4])
+    return any(part in command for part in _RAY_SERVICES)
 
 
 @contained("pre_instrument", None)

@@ -1,0 +1,127 @@
+"""A trajectory as a tree in the terminal, and the counts of a store."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+from otel_rollout.local.store import Node, Trajectories
+
+_MAX_TEXT = 96
+
+
+def print_trajectory(console: Console, root: Node) -> None:
+    """Print one trajectory: what was asked, generated, called and scored, in order."""
+    console.print(_branch(root, Tree(_label(root), guide_style="dim")))
+
+
+def _branch(node: Node, tree: Tree) -> Tree:
+    for child in node.children:
+        _branch(child, tree.add(_label(child)))
+    return tree
+
+
+def _label(node: Node) -> str:
+    call = node.call
+    name = f"[bold]{escape(call['op_name'])}[/]"
+    failed = call["exception"] is not None
+    parts = [f"[red]{name}[/]" if failed else name, f"[dim]{_milliseconds(call):.0f} ms[/]"]
+    if call["parent_id"] is None:
+        parts.append(_identity(call["attributes"]))
+    lines = [" ".join(part for part in parts if part)]
+    lines += [f"  [dim]{mark}[/] {_short(text)}" for mark, text in _content(node)]
+    if failed:
+        error = json.loads(call["exception"])
+        lines.append(f"  [red]! {escape(str(error['type']))}: {_short(error['message'])}[/]")
+    return "\n".join(lines)
+
+
+def _identity(attributes: dict[str, Any]) -> str:
+    names = ("step", "sample_index", "rollout_n", "validate", "experiment_name")
+    shown = [f"{name}={escape(str(attributes[name]))}" for name in names if name in attributes]
+    return "[cyan]" + " ".join(shown) + "[/]"
+
+
+def _content(node: Node) -> list[tuple[str, str]]:
+    """Return what went in (>) and came out (<) of a call, and rewards (=)."""
+    call = node.call
+    inputs, output = call["inputs"], call["output"]
+    lines: list[tuple[str, str]] = []
+    messages = inputs.get("messages") if isinstance(inputs, dict) else None
+    if messages:
+        lines += [(">", str(message.get("content", ""))) for message in messages]
+    elif inputs:
+        lines.append((">", json.dumps(inputs, ensure_ascii=False)))
+    if isinstance(output, dict) and "choices" in output:
+        lines += [("<", str(choice["message"].get("content"))) for choice in output["choices"]]
+    elif isinstance(output, dict) and "response_text" in output:
+        lines.append(("<", str(output["response_text"])))
+    elif output is not None and call["parent_id"] is not None:
+        shown = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        lines.append(("<", shown))
+    for one in node.feedback:
+        lines.append(("=", f"{one['payload'].get('name')} {one['payload'].get('value')}"))
+    return lines
+
+
+def _short(text: object) -> str:
+    shown = " ".join(str(text).split())
+    if len(shown) > _MAX_TEXT:
+        half = _MAX_TEXT // 2
+        shown = f"{shown[:half]} … {shown[-half:]}"
+    return escape(shown)
+
+
+def _milliseconds(call: dict[str, Any]) -> float:
+    start, end = (datetime.fromisoformat(call[name]) for name in ("started_at", "ended_at"))
+    return (end - start).total_seconds() * 1000
+
+
+def most_telling(trajectories: Trajectories) -> Node | None:
+    """Return the trajectory with the most to see: a failed call first, then the most calls."""
+
+    def telling(root: Node) -> tuple[bool, int]:
+        nodes = list(root.walk())
+        return any(n.call["exception"] for n in nodes), len(nodes)
+
+    return max(trajectories.roots, key=telling, default=None)
+
+
+def print_counts(console: Console, trajectories: Trajectories, directory: Path) -> None:
+    """Print how much there is of what, by step."""
+    steps: dict[Any, Counter[str]] = {}
+    rewards: dict[Any, list[float]] = {}
+    for root in trajectories.roots:
+        step = root.call["attributes"].get("step")
+        counts = steps.setdefault(step, Counter())
+        counts["trajectories"] += 1
+        for node in root.walk():
+            counts[node.call["op_name"].split()[0]] += 1
+            counts["errors"] += node.call["exception"] is not None
+        output = root.call["output"]
+        if isinstance(output, dict) and isinstance(output.get("reward"), (int, float)):
+            rewards.setdefault(step, []).append(output["reward"])
+    table = Table(title=f"Traced into {directory}", title_justify="left")
+    for column in ("step", "trajectories", "generations", "tool calls", "errors", "mean reward"):
+        table.add_column(column, justify="right")
+    for step, counts in sorted(steps.items(), key=lambda item: str(item[0])):
+        scores = rewards.get(step)
+        table.add_row(
+            str(step),
+            str(counts["trajectories"]),
+            str(counts["text_completion"] + counts["chat"]),
+            str(counts["execute_tool"]),
+            str(counts["errors"]),
+            f"{sum(scores) / len(scores):.3f}" if scores else "–",
+        )
+    console.print(table)
+    if trajectories.orphans:
+        console.print(f"[yellow]{len(trajectories.orphans)} calls whose parent is not here[/]")

@@ -1,0 +1,95 @@
+"""Every actor class of verl pickles when verl is instrumented, and is the same class again."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+FIND = """
+import importlib, inspect, pkgutil, warnings
+warnings.simplefilter("ignore")
+import verl, ray
+for info in pkgutil.walk_packages(verl.__path__, "verl."):
+    try:
+        module = importlib.import_module(info.name)
+    except BaseException:
+        continue
+    for name, value in vars(module).items():
+        if isinstance(value, ray.actor.ActorClass) and value.__module__ == info.name:
+            print("FOUND", info.name, name)
+"""
+PLAIN_ACTORS = [
+    ("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker"),
+    ("verl.experimental.reward_loop.reward_loop", "RewardLoopWorker"),
+    ("verl.workers.rollout.router", "GlobalRequestLoadBalancer"),
+    ("verl.experimental.agent_loop.tool_agent_loop", "ToolAgentLoop"),
+    ("verl.experimental.agent_loop.single_turn_agent_loop", "SingleTurnAgentLoop"),
+    ("verl.workers.rollout.llm_server", "LLMServerClient"),
+    ("verl.workers.rollout.llm_server", "FullyAsyncLLMServerClient"),
+    ("verl.tools.base_tool", "BaseTool"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def instrumented() -> Iterator[None]:
+    from otel_rollout.instrumentors.ray import RayInstrumentor
+    from otel_rollout.instrumentors.verl import VerlInstrumentor
+
+    instrumentors = [RayInstrumentor(), VerlInstrumentor()]
+    for instrumentor in instrumentors:
+        instrumentor.instrument()
+    yield
+    for instrumentor in reversed(instrumentors):
+        instrumentor.uninstrument()
+
+
+def decorated_actors() -> list[tuple[str, str]]:
+    """All classes in verl that `@ray.remote` has made actors, found in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIND], capture_output=True, text=True, timeout=300, check=False
+    )
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    return [(module, name) for _, module, name in lines]
+
+
+def round_trip(value: Any) -> Any:
+    from ray import cloudpickle
+
+    return cloudpickle.loads(cloudpickle.dumps(value))
+
+
+@pytest.mark.parametrize(("module", "name"), PLAIN_ACTORS)
+def test_classes_that_become_actors_pickle(module: str, name: str) -> None:
+    import ray
+
+    value = getattr(importlib.import_module(module), name)
+    remote = ray.remote(value)
+    again = round_trip(remote.__ray_metadata__.modified_class)
+    assert again.__name__ == name
+    assert callable(again)
+
+
+def test_decorated_actor_classes_pickle() -> None:
+    found = decorated_actors()
+    assert ("verl.trainer.ppo.v1.agent_loop_tq", "AgentLoopWorkerTQ") in found
+    for module, name in found:
+        actor = getattr(importlib.import_module(module), name)
+        again = round_trip(actor.__ray_metadata__.modified_class)
+        assert again.__name__ == actor.__ray_metadata__.modified_class.__name__
+
+
+def test_wrapped_functions_pickle_by_name() -> None:
+    module = importlib.import_module("verl.utils.rollout_trace")
+    for name in ("rollout_trace_attr", "rollout_trace_op"):
+        assert round_trip(getattr(module, name)) is getattr(module, name)
+
+
+def test_every_module_that_imported_a_wrapped_function_has_the_wrapped_one() -> None:
+    module = importlib.import_module("verl.utils.rollout_trace")
+    loop = importlib.import_module("verl.experimental.agent_loop.agent_loop")
+    assert loop.rollout_trace_attr is module.rollout_trace_attr
