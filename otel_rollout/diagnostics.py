@@ -6,6 +6,7 @@ Telemetry must not raise into user code. Entry points that run on a user's threa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -24,7 +25,8 @@ def say_once(key: str, message: str, *args: object, level: int = logging.WARNING
     if key in _said:
         return
     _said.add(key)
-    logger.log(level, message, *args)
+    with contextlib.suppress(Exception):  # a logging handler of the user's that raises
+        logger.log(level, message, *args)
 
 
 def forget_said() -> None:
@@ -58,8 +60,9 @@ def report_internal_error(where: str, error: BaseException) -> None:
     if key in _said:
         return
     _said.add(key)
-    logger.error(
-        "otel-rollout: internal error in %s; the run goes on, this span may be incomplete",
-        where,
-        exc_info=(type(error), error, error.__traceback__),
-    )
+    with contextlib.suppress(Exception):
+        logger.error(
+            "otel-rollout: internal error in %s; the run goes on, this span may be incomplete",
+            where,
+            exc_info=(type(error), error, error.__traceback__),
+        )

@@ -28,3 +28,7 @@ class IdGenerator(SdkIdGenerator):
         while trace_id == INVALID_TRACE_ID:
             trace_id = int.from_bytes(os.urandom(16), "big")
         return trace_id
+
+    def is_trace_id_random(self) -> bool:
+        """Return True: all bits are random, which newer SDKs say in the ``traceparent``."""
+        return True

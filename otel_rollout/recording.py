@@ -16,7 +16,17 @@ from typing import Any, Final
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TracerProvider,
+)
 
 from otel_rollout import identity as identities
 from otel_rollout import payload as payloads
@@ -26,6 +36,7 @@ from otel_rollout.diagnostics import report_internal_error
 from otel_rollout.payload import Payload
 
 MAX_MESSAGE: Final = 4096
+_MAX_FRAMES: Final = 100
 
 _tracer: Tracer | None = None
 
@@ -108,7 +119,12 @@ class Recording:
                 (
                     time.time_ns(),
                     TracebackException(
-                        type(error), error, error.__traceback__, lookup_lines=False, compact=True
+                        type(error),
+                        error,
+                        error.__traceback__,
+                        limit=-_MAX_FRAMES,
+                        lookup_lines=False,
+                        compact=True,
                     ),
                 )
             )
@@ -119,8 +135,11 @@ class Recording:
     def failed(self, kind: str, message: str) -> None:
         """Set the status to ERROR, for what failed without an exception."""
         if self.live and not self._ended:
-            self.span.set_attribute(semconv.ERROR_TYPE, kind)
-            self.span.set_status(StatusCode.ERROR, message[:MAX_MESSAGE])
+            try:
+                self.span.set_attribute(semconv.ERROR_TYPE, kind)
+                self.span.set_status(StatusCode.ERROR, message[:MAX_MESSAGE])
+            except Exception as error:
+                report_internal_error("Recording.failed", error)
 
     def end(self) -> None:
         """End the span and hand its payload on; later calls do nothing."""
@@ -129,14 +148,15 @@ class Recording:
         self._ended = True
         if not self.live:
             return
-        span_id = self.span.get_span_context().span_id
-        payloads.lay_beside(span_id, self.payload)
         try:
-            self.span.end()
+            span_id = self.span_id
+            payloads.lay_beside(span_id, self.payload)
+            try:
+                self.span.end()
+            finally:
+                payloads.take_away(span_id)
         except Exception as error:
             report_internal_error("Recording.end", error)
-        finally:
-            payloads.take_away(span_id)
 
 
 def start(
@@ -159,6 +179,8 @@ def start(
     try:
         if identity is None:
             identity = identities.from_context(context)
+        if identity is not None and not identity.sampled:
+            return Recording(_absent(context), context)
         all_attributes: dict[str, Any] = dict(identity.attributes) if identity is not None else {}
         all_attributes[semconv.OPERATION] = operation
         all_attributes[semconv.PROVIDER] = semconv.DEFAULT_PROVIDER
@@ -171,10 +193,29 @@ def start(
             attributes=all_attributes,
             links=links,
         )
+        return Recording(span, context)
     except Exception as error:
         report_internal_error("start", error)
-        span = trace.INVALID_SPAN
-    return Recording(span, context)
+        return Recording(trace.INVALID_SPAN, context)
+
+
+def _absent(context: Context) -> Span:
+    """Stand in for a span of an unsampled trajectory; whatever the sampler, none is started.
+
+    Its flags are 0 for what is called from here, and its id is that of the span around it.
+    """
+    around = trace.get_current_span(context).get_span_context()
+    if not around.is_valid:
+        return trace.INVALID_SPAN
+    return NonRecordingSpan(
+        SpanContext(
+            around.trace_id,
+            around.span_id,
+            is_remote=False,
+            trace_flags=TraceFlags(TraceFlags.DEFAULT),
+            trace_state=around.trace_state,
+        )
+    )
 
 
 @contextlib.contextmanager

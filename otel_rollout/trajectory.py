@@ -20,7 +20,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags
 from otel_rollout import identity as identities
 from otel_rollout import recording as recordings
 from otel_rollout import semconv, snapshot
-from otel_rollout.diagnostics import report_internal_error, say_once
+from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.identity import Identity
 from otel_rollout.ids import IdGenerator
 from otel_rollout.processor import sampling
@@ -49,6 +49,7 @@ class Trajectory:
         """Set an attribute of the root span; numbers, text and booleans as they are."""
         self.recording.set(name, identities.plain(value))
 
+    @contained("record_reward", None)
     def record_reward(self, value: Any, name: str = "reward", detail: Any = None) -> None:
         """See :func:`record_reward`."""
         score, parts = _split_reward(value)
@@ -116,7 +117,7 @@ def _evaluation(score: float | None, detail: Mapping[str, Any], name: str) -> di
     for key, item in detail.items():
         plain = identities.plain(item) if isinstance(item, (bool, int, float, str)) else None
         attributes[f"{semconv.REWARD_DETAIL}.{key}"] = (
-            plain if plain is not None else snapshot.text_of(item)
+            plain if plain is not None else snapshot.text_of(item)[: recordings.MAX_MESSAGE]
         )
     return attributes
 
@@ -124,6 +125,8 @@ def _evaluation(score: float | None, detail: Mapping[str, Any], name: str) -> di
 def _reward_on(
     recording: Recording, score: float | None, detail: Mapping[str, Any], name: str
 ) -> None:
+    if not recording.live:
+        return
     if score is not None and name == "reward":
         recording.set(semconv.REWARD, score)
     if detail:
@@ -159,7 +162,7 @@ def open_trajectory(
         recording = recordings.start(
             semconv.OP_ROLLOUT,
             agent,
-            context=outer,
+            context=identities.into_context(identity, outer),
             identity=identity,
             attributes=_extra(agent, provider),
         )
@@ -276,11 +279,19 @@ class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        handle, token = self._open.pop()
+        handle, token = self._leave()
         recordings.detach(token)
         if error is not None:
             handle.recording.fail(error)
         handle.recording.end()
+
+    def _leave(self) -> tuple[Trajectory, object]:
+        """Return what this block had entered, also where several tasks share this object."""
+        current = current_trajectory()
+        for position in range(len(self._open) - 1, -1, -1):
+            if self._open[position][0] is current:
+                return self._open.pop(position)
+        return self._open.pop()
 
     async def __aenter__(self) -> Trajectory:
         return self.__enter__()

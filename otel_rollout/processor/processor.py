@@ -97,6 +97,9 @@ class RolloutSpanProcessor(SpanProcessor):
 
     @contained("RolloutSpanProcessor._on_ending", None)
     def _on_ending(self, span: Span) -> None:
+        identity = self._open.get(span.get_span_context().span_id)
+        if identity is not None and not identity.sampled:
+            return
         for thing in self._behind:
             thing.on_ending(span)
 
