@@ -7,6 +7,8 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any, Final, TypeVar, overload
 
+from opentelemetry import context as otel_context
+
 from otel_rollout import recording as recordings
 from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error, say_once
@@ -78,7 +80,7 @@ class _Op:
     ) -> None:
         self.function = function
         self.capture = capture
-        self.name = name or str(getattr(function, "__qualname__", type(function).__name__))
+        self.name = name or _name_of(function)
         self.operation, self.subject_key = _OPERATIONS[kind]
         self.is_tool = kind == "tool"
         try:
@@ -102,14 +104,14 @@ class _Op:
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self.signature is None:
             return {"args": list(args), **kwargs}
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError:  # the call itself will say so
-            return {"args": list(args), **kwargs}
-        inputs = dict(bound.arguments)
         first = next(iter(self.signature.parameters), None)
-        if first in ("self", "cls"):
-            inputs.pop(first, None)
+        is_method = first in ("self", "cls")
+        try:
+            inputs = dict(self.signature.bind(*args, **kwargs).arguments)
+        except TypeError:  # the call itself will say so
+            return {"args": list(args[1:] if is_method else args), **kwargs}
+        if is_method:
+            inputs.pop(str(first), None)
         return inputs
 
     def result(self, recording: Recording, value: Any) -> None:
@@ -120,9 +122,16 @@ class _Op:
                 report_internal_error("rollout_op output", error)
 
 
+def _name_of(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
 def _wrapped(op: _Op) -> Callable[..., Any]:
     function = op.function
-    call = getattr(function, "__call__", None)  # noqa: B004 - a callable object's own method
+    # a callable object's own method; a class is called to make an object
+    call = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(call):
         wrapper: Callable[..., Any] = _async_generator(op)
     elif inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call):
@@ -156,39 +165,58 @@ def _coroutine(op: _Op) -> Callable[..., Any]:
     return wrapper
 
 
+class _Inside:
+    """Makes current what is current inside a generator, while its code runs and never longer.
+
+    That is its span, or what the generator's own code had made current when it yielded.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._context = recording.context
+        self._token: object = None
+
+    def __enter__(self) -> None:
+        self._token = recordings.attach(self._context)
+
+    def __exit__(self, *raised: object) -> None:
+        self._context = otel_context.get_current()
+        recordings.detach(self._token)
+
+
 def _generator(op: _Op) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         recording = op.start(args, kwargs)
-        inner = op.function(*args, **kwargs)
+        inside = _Inside(recording)
         count = 0
-        resume: Callable[[], Any] = functools.partial(inner.send, None)
+        given: Any = None
         try:
+            inner = op.function(*args, **kwargs)
+            resume: Callable[[Any], Any] = inner.send
             while True:
-                # current only while the generator's own code runs, never across a yield
-                token = recordings.attach(recording.context)
                 try:
-                    item = resume()
+                    with inside:
+                        item = resume(given)
                 except StopIteration as stop:
                     op.result(recording, {"items": count, "returned": stop.value})
                     return stop.value
-                finally:
-                    recordings.detach(token)
                 count += 1
                 try:
-                    resume = functools.partial(inner.send, (yield item))
+                    resume, given = inner.send, (yield item)
                 except GeneratorExit:
                     op.result(recording, {"items": count, "closed": True})
+                    with inside:
+                        inner.close()
                     raise
                 except BaseException as error:
-                    resume = functools.partial(inner.throw, error)
+                    resume, given = inner.throw, error
         except GeneratorExit:
             raise
         except BaseException as error:
             recording.fail(error)
             raise
         finally:
+            given = None  # an exception that was thrown in holds this frame
             recording.end()
-            inner.close()
 
     return wrapper
 
@@ -196,34 +224,36 @@ def _generator(op: _Op) -> Callable[..., Any]:
 def _async_generator(op: _Op) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         recording = op.start(args, kwargs)
-        inner = op.function(*args, **kwargs)
+        inside = _Inside(recording)
         count = 0
-        resume: Callable[[], Any] = functools.partial(inner.asend, None)
+        given: Any = None
         try:
+            inner = op.function(*args, **kwargs)
+            resume: Callable[[Any], Any] = inner.asend
             while True:
-                token = recordings.attach(recording.context)
                 try:
-                    item = await resume()
+                    with inside:
+                        item = await resume(given)
                 except StopAsyncIteration:
                     op.result(recording, {"items": count})
                     return
-                finally:
-                    recordings.detach(token)
                 count += 1
                 try:
-                    resume = functools.partial(inner.asend, (yield item))
+                    resume, given = inner.asend, (yield item)
                 except GeneratorExit:
                     op.result(recording, {"items": count, "closed": True})
+                    with inside:
+                        await inner.aclose()
                     raise
                 except BaseException as error:
-                    resume = functools.partial(inner.athrow, error)
+                    resume, given = inner.athrow, error
         except GeneratorExit:
             raise
         except BaseException as error:
             recording.fail(error)
             raise
         finally:
+            given = None  # an exception that was thrown in holds this frame
             recording.end()
-            await inner.aclose()
 
     return wrapper
