@@ -66,6 +66,18 @@ def decode(verl_python: Path) -> Callable[[list[int]], str]:
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 
+@pytest.fixture(scope="module")
+def untraced(
+    run: Run, verl_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The same run without `opentelemetry-instrument`."""
+    path = run.project.removeprefix("verl-")
+    folder = tmp_path_factory.mktemp("untraced")
+    results, _ = runs.start(verl_python, folder, *OPTIONS, "--path", path, traced=False)
+    assert not (folder / "store").exists()
+    return results
+
+
 def trajectory_of(run: Run, root: Any) -> dict[str, Any]:
     key = [root.attributes[name] for name in ("step", "sample_index", "rollout_n")]
     (found,) = [
@@ -201,7 +213,7 @@ class TestContent:
         for root in run.roots:
             reward = trajectory_of(run, root)["reward"]
             assert root.output["reward"] == reward
-            assert [f.payload["value"] for f in root.feedback] == [reward]
+            assert [r["value"] for r in root.rewards] == [reward]
             rewards.add(reward)
         assert rewards == {0.0, 1.0}
 
@@ -263,16 +275,6 @@ class TestOtlp:
 
 class TestTheRunItself:
     """A traced run equals an untraced one."""
-
-    @pytest.fixture(scope="class")
-    def untraced(
-        self, run: Run, verl_python: Path, tmp_path_factory: pytest.TempPathFactory
-    ) -> dict[str, Any]:
-        path = run.project.removeprefix("verl-")
-        folder = tmp_path_factory.mktemp("untraced")
-        results, _ = runs.start(verl_python, folder, *OPTIONS, "--path", path, traced=False)
-        assert not (folder / "store").exists()
-        return results
 
     def test_ids_rewards_and_random_states_are_bit_identical(
         self, run: Run, untraced: dict[str, Any]

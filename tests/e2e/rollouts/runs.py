@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,48 @@ from tests.servers.weave_process import API_KEY, WeaveServer
 
 PROGRAM = Path(__file__).with_name("seeded.py")
 TIMEOUT_S = 400
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as the client gave it, as plain objects: reading the client's own ones is slow."""
+
+    id: str
+    trace_id: str
+    parent_id: str | None
+    op_name: str
+    started_at: datetime
+    attributes: dict[str, Any]
+    inputs: dict[str, Any]
+    output: Any
+    exception: str | None
+    summary: dict[str, Any]
+    rewards: list[dict[str, Any]]
+
+    @staticmethod
+    def of(call: Any) -> Call:
+        return Call(
+            id=call.id,
+            trace_id=call.trace_id,
+            parent_id=call.parent_id,
+            op_name=call.op_name,
+            started_at=call.started_at,
+            attributes=plain(call.attributes),
+            inputs=plain(call.inputs),
+            output=plain(call.output),
+            exception=call.exception,
+            summary=plain(call.summary),
+            rewards=[plain(one.payload) for one in call.feedback],
+        )
+
+
+def plain(value: Any) -> Any:
+    """The client's traced containers as Python's own."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
 
 
 @dataclass
@@ -36,20 +80,27 @@ class Run:
         return found
 
     @cached_property
-    def calls(self) -> list[Any]:
-        """All calls, read by the real Weave client."""
+    def calls(self) -> list[Call]:
+        """All calls, read by the real Weave client, in the order of their start."""
         assert self.server is not None
-        return list(self.server.client(self.project).get_calls(include_feedback=True))
+        found = self.server.client(self.project).get_calls(include_feedback=True)
+        return sorted((Call.of(call) for call in found), key=lambda call: call.started_at)
 
-    @property
-    def roots(self) -> list[Any]:
+    @cached_property
+    def roots(self) -> list[Call]:
         """The calls without a parent."""
         return [call for call in self.calls if call.parent_id is None]
 
-    def below(self, call: Any) -> list[Any]:
+    @cached_property
+    def _children(self) -> dict[str | None, list[Call]]:
+        children: dict[str | None, list[Call]] = {}
+        for call in self.calls:
+            children.setdefault(call.parent_id, []).append(call)
+        return children
+
+    def below(self, call: Call) -> list[Call]:
         """The calls right below one, in the order of their start."""
-        children = [other for other in self.calls if other.parent_id == call.id]
-        return sorted(children, key=lambda c: c.started_at)
+        return self._children.get(call.id, [])
 
 
 def environment(python: Path, store: Path, **variables: str) -> dict[str, str]:
