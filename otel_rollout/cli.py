@@ -68,7 +68,11 @@ def demo(path: str, steps: int, prompts: int, rollouts: int, directory: Path) ->
         **os.environ,
         "OTEL_TRACES_EXPORTER": os.environ.get("OTEL_TRACES_EXPORTER", "weave"),
         "OTEL_ROLLOUT_DIR": str(directory),
-        # what an environment that is not active has on its PATH only by name
+        # What is traced stays here until it is pushed, whoever is logged in.
+        "WANDB_API_KEY": "",
+        "NETRC": os.devnull,
+        "RAY_AUTH_MODE": "disabled",
+        # The commands of this environment, though it may not be active.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     options = ["--path", path, "--steps", steps, "--prompts", prompts, "--n", rollouts]
