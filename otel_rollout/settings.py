@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +20,8 @@ from otel_rollout.diagnostics import say_once
 
 IN_RAY_WORKER: Final = "OTEL_ROLLOUT_IN_RAY_WORKER"
 """Set in Ray workers by the start-up hook: what the driver has said already is not said again."""
+
+SPOOL_FOLDER: Final = "spool"
 
 CONTENT_VALUES: Final = {
     "true": True,
@@ -56,8 +59,15 @@ class Settings:
     otlp_payload: str = "text"
     max_queue_bytes: int = 256 << 20
     max_batch_bytes: int = 3 << 20
+    max_disk: int = 10 << 30
+    keep_local: bool = False
     ray_secrets: bool = False
     capture_content: bool = True
+
+    @property
+    def spool(self) -> Path:
+        """Where the segments lie."""
+        return self.directory / SPOOL_FOLDER
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
@@ -76,6 +86,17 @@ def _count(text: str) -> int:
 
 def _positive(text: str) -> int:
     value = int(text)
+    if value <= 0:
+        raise ValueError(text)
+    return value
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.lower())
+    if match is None:
+        raise ValueError(text)
+    power = " kmgt".index(match[2] or " ")
+    value = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
     if value <= 0:
         raise ValueError(text)
     return value
@@ -201,6 +222,23 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         _positive,
     ),
     Variable(
+        env.OTEL_ROLLOUT_MAX_DISK,
+        "max_disk",
+        "a size above 0, such as 10GiB, 500MB or a number of bytes",
+        "bound of the local store; beyond it delivered segments go first, then the oldest whole "
+        "trajectories, which are counted",
+        "10GiB",
+        _bytes,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_KEEP_LOCAL,
+        "keep_local",
+        "true or false",
+        "keep in the local store what is delivered to Weave, within OTEL_ROLLOUT_MAX_DISK",
+        "false",
+        _flag,
+    ),
+    Variable(
         env.OTEL_ROLLOUT_RAY_SECRETS,
         "ray_secrets",
         "true or false",
@@ -260,3 +298,18 @@ def configure(replacement: Settings | None) -> None:
 
 
 assert {v.field for v in VARIABLES} == {f.name for f in fields(Settings)}
+
+
+def table() -> str:
+    """Return the variables as a Markdown table, as README and documentation have it."""
+    rows = [
+        "| variable | meaning | allowed | default |",
+        "|---|---|---|---|",
+        "| `OTEL_TRACES_EXPORTER=weave[,otlp…]` | OTel's own switch | | |",
+    ]
+    rows += [f"| `{v.name}` | {v.meaning} | {v.allowed} | {v.default} |" for v in VARIABLES]
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())
