@@ -1,13 +1,17 @@
-"""The spool: append-only files, one for each process, that survive every kind of death.
+"""The spool's format: append-only segments, one writer each, that survive every kind of death.
 
-A segment is a sequence of records, each one ``write`` to the page cache::
+A segment is a sequence of records::
 
     RS crc32(8 hex) TAB meta-json TAB body-json LF
 
 RS is the byte 0x1E, which JSON never contains, so that reading finds the next record after any
 damage. The checksum covers everything between it and the LF. ``meta`` says what the body is; the
-first record of a segment is its header. What has been delivered is noted beside the segment, in
-``NAME.sent``, as the offset up to which everything is delivered.
+first record of a segment is its header. Beside ``NAME.spool`` lie ``NAME.spool.sent`` (the offset
+up to which it is delivered, see :mod:`otel_rollout.exporters.claims`) and ``NAME.spool.dead``
+(calls that the server will never take).
+
+Names are ``TIME-HOST-PID-NUMBER.spool``: in the order of their names, segments are in the order of
+their beginning. The writer is in :mod:`otel_rollout.exporters.segments`.
 """
 
 from __future__ import annotations
@@ -15,9 +19,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
-import time
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +28,23 @@ from typing import Any, Final
 
 import orjson
 
-from otel_rollout._version import __version__
+from otel_rollout.exporters import locks
+from otel_rollout.exporters.locks import Locked
 
 FORMAT: Final = 1
 SUFFIX: Final = ".spool"
 SENT_SUFFIX: Final = ".sent"
-SEGMENT_BYTES: Final = 256 << 20
+DEAD_SUFFIX: Final = ".dead"
+DROPPED_NAME: Final = "dropped-trajectories"
+"""Trace ids, one a line, whose calls were dropped to keep within the disk limit."""
+CALL: Final = "call"
+FEEDBACK: Final = "feedback"
+HEADER: Final = "header"
+
 _RS: Final = b"\x1e"
 _RECORD: Final = re.compile(rb"([0-9a-f]{8})\t([^\t\n]*)\t([^\t\n]*)\n", re.DOTALL)
-_CHUNK: Final = 4 << 20
+_NAME: Final = re.compile(r"(\d{19})-(.+)-(\d+)-(\d+)\.spool\Z")
+_CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,21 @@ class Record:
     meta: dict[str, Any]
     body: bytes
     end: int
+
+    @property
+    def kind(self) -> str:
+        """What the body is: ``header``, ``call``, ``feedback``, or what a later version adds."""
+        return str(self.meta.get("kind"))
+
+    @property
+    def id(self) -> str:
+        """The call's or feedback's id."""
+        return str(self.meta.get("id") or self.parsed()["id"])
+
+    @property
+    def trace(self) -> str:
+        """The trace id of the trajectory that the record belongs to."""
+        return str(self.meta.get("trace", ""))
 
     def parsed(self) -> Any:
         """Return the body as objects."""
@@ -55,122 +81,205 @@ def encode_record(meta: dict[str, Any], body: bytes) -> bytes:
     return _RS + b"%08x" % zlib.crc32(content) + content + b"\n"
 
 
-class SegmentWriter:
-    """Writes the segment of this process; made when the first record comes.
+class SegmentReader:
+    """Reads the whole records of a segment, which may still grow; what is damaged is skipped.
 
-    Not for several threads at once. After a fork the child starts a segment of its own.
+    Keeps the file open: reading on costs what is new. For one thread.
+
+    Args:
+        path: of the segment; raises ``OSError`` where it cannot be opened.
+        start: offset of the first byte to read, 0 or the ``end`` of a record.
     """
 
-    def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self.directory = directory
-        self._segment_bytes = segment_bytes
-        self._descriptor = -1
-        self._pid = 0
-        self._size = 0
-        self._count = 0
-        self.path: Path | None = None
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path = path
+        self.damaged = 0
+        """Stretches that are no whole record."""
+        self._file = path.open("rb", buffering=0)
+        self._file.seek(start)
+        self._offset = start  # of the first byte of `_pending`
+        self._pending = b""
+        self._ready: deque[Record] = deque()
 
-    def append(self, meta: dict[str, Any], body: bytes) -> None:
-        """Append one record; raises ``OSError`` when it cannot be written whole."""
-        record = encode_record(meta, body)
-        if self._descriptor < 0 or self._pid != os.getpid() or self._size >= self._segment_bytes:
-            self._open()
-        self._write(record)
+    def peek(self) -> Record | None:
+        """Return the next record without taking it; ``None`` at the present end.
 
-    @property
-    def written_by_another_process(self) -> bool:
-        """Whether the segment is that of the process that this one was forked from."""
-        return self._pid != os.getpid()
+        A record that is still being written is returned by a later call.
+        """
+        while not self._ready:
+            chunk = self._file.read(_CHUNK)
+            if not chunk:
+                self._take_last()
+                break
+            self._take(chunk)
+        return self._ready[0] if self._ready else None
 
-    def close(self) -> None:
-        """Close the segment; a later append opens another."""
-        if self._descriptor >= 0 and self._pid == os.getpid():
-            os.close(self._descriptor)
-        self._descriptor = -1
-
-    def _open(self) -> None:
-        if self._pid == os.getpid():
-            self.close()
-        self._pid = os.getpid()
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64]
-        name = f"{time.time_ns():019d}-{host}-{self._pid}-{self._count}"
-        self._count += 1
-        self.path = self.directory / (name + SUFFIX)
-        self._descriptor = os.open(
-            self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
-        self._size = 0
-        header = {
-            "kind": "header",
-            "format": FORMAT,
-            "version": __version__,
-            "host": socket.gethostname(),
-            "pid": self._pid,
-            "started_ns": time.time_ns(),
-        }
-        self._write(encode_record(header, b"null"))
-
-    def _write(self, record: bytes) -> None:
-        written = os.write(self._descriptor, record)
-        while written < len(record):
-            written += os.write(self._descriptor, record[written:])
-        self._size += len(record)
-
-
-def segments(directory: Path) -> list[Path]:
-    """Return the segments below ``directory``, oldest first."""
-    return sorted(directory.glob("*" + SUFFIX)) if directory.is_dir() else []
-
-
-def read(path: Path, start: int = 0) -> Iterator[Record]:
-    """Yield every whole record of a segment from offset ``start`` on; damage is skipped.
-
-    A record that is still being written is not yielded; read again from the last ``end``.
-    """
-    with path.open("rb") as file:
-        file.seek(start)
-        offset = start  # of the first byte of `pending`
-        pending = b""
-        while chunk := file.read(_CHUNK):
-            pending += chunk
-            *whole, rest = pending.split(_RS)
-            for piece in whole:
-                record = _parse(piece, offset + len(piece))
-                offset += len(piece) + 1
-                if record is not None:
-                    yield record
-            pending = rest
-        record = _parse(pending, offset + len(pending))
+    def next(self) -> Record | None:
+        """Take the next record; ``None`` at the present end."""
+        record = self.peek()
         if record is not None:
+            self._ready.popleft()
+        return record
+
+    def __iter__(self) -> Iterator[Record]:
+        while (record := self.next()) is not None:
             yield record
 
+    def _take(self, chunk: bytes) -> None:
+        *whole, rest = (self._pending + chunk).split(_RS)
+        for piece in whole:
+            record = _parse(piece, self._offset)
+            if record is not None:
+                self._ready.append(record)
+            elif piece:
+                self.damaged += 1
+            self._offset += len(piece) + 1
+        self._pending = rest
 
-def _parse(piece: bytes, end: int) -> Record | None:
+    def _take_last(self) -> None:
+        record = _parse(self._pending, self._offset)
+        if record is not None:
+            self._ready.append(record)
+            self._pending = self._pending[record.end - self._offset :]
+            self._offset = record.end
+
+    @property
+    def torn(self) -> int:
+        """Bytes at the present end that are no whole record."""
+        return len(self._pending)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> SegmentReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parse(piece: bytes, offset: int) -> Record | None:
     match = _RECORD.match(piece)
     if match is None:
         return None
-    content = piece[8 : match.end() - 1]
-    if zlib.crc32(content) != int(match[1], 16):
+    if zlib.crc32(piece[8 : match.end() - 1]) != int(match[1], 16):
         return None
     try:
         meta = orjson.loads(match[2])
     except orjson.JSONDecodeError:
         return None
-    return Record(meta, match[3], end - (len(piece) - match.end()))
+    if not isinstance(meta, dict):
+        return None
+    return Record(meta, match[3], offset + match.end())
+
+
+def read(path: Path, start: int = 0) -> Iterator[Record]:
+    """Yield every whole record of a segment from offset ``start`` on; damage is skipped."""
+    with SegmentReader(path, start) as reader:
+        yield from reader
+
+
+def segments(directory: Path) -> list[Path]:
+    """Return the segments in ``directory``, oldest first."""
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
+    except OSError:
+        return []
+    return [directory / name for name in sorted(names) if not name.startswith(".")]
+
+
+def host_name() -> str:
+    """Return this host's name as it stands in the names of segments."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64] or "localhost"
+
+
+def writer_of(path: Path) -> tuple[str, int] | None:
+    """Return host and process id of a segment's writer, from its name."""
+    match = _NAME.match(path.name)
+    return (match[2], int(match[3])) if match is not None else None
+
+
+def is_of_this_host(path: Path) -> bool:
+    """Return whether a segment was begun on this host."""
+    writer = writer_of(path)
+    return writer is not None and writer[0] == host_name()
+
+
+def is_being_written(path: Path) -> bool:
+    """Return whether a live process holds the segment open for writing.
+
+    Where the file system has no locks, a process of the writer's id on this host counts as it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        locked = locks.try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+    if locked is Locked.UNKNOWN:
+        writer = writer_of(path)
+        return writer is not None and writer[0] == host_name() and locks.process_exists(writer[1])
+    return locked is Locked.NO
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Return the path of a file that belongs to a segment."""
+    return path.with_name(path.name + suffix)
 
 
 def sent_offset(path: Path) -> int:
     """Return the offset up to which the segment is delivered, 0 when nothing is noted."""
     try:
-        return int((path.parent / (path.name + SENT_SUFFIX)).read_text() or 0)
+        return int(beside(path, SENT_SUFFIX).read_bytes() or 0)
     except (OSError, ValueError):
         return 0
 
 
-def note_sent(path: Path, offset: int) -> None:
-    """Note that the segment is delivered up to ``offset``."""
-    target = path.parent / (path.name + SENT_SUFFIX)
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}")
-    temporary.write_text(str(offset))
-    temporary.replace(target)
+def remove(path: Path) -> None:
+    """Remove a segment and what belongs to it, except its dead letters."""
+    for gone in (path, beside(path, SENT_SUFFIX)):
+        gone.unlink(missing_ok=True)
+
+
+class DroppedTrajectories:
+    """The trajectories of a spool that were dropped, whole, to keep within the disk limit."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / DROPPED_NAME
+        self._ids: set[str] = set()
+        self._read = 0
+
+    def refresh(self) -> None:
+        """Read what has been added."""
+        try:
+            if self._path.stat().st_size == self._read:
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except OSError:
+            return
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        self._ids.update(whole.decode("ascii", "replace").split())
+
+    def __contains__(self, trace: object) -> bool:
+        return trace in self._ids
+
+    def add(self, traces: set[str]) -> None:
+        """Add trace ids; raises ``OSError`` when that cannot be noted."""
+        new = sorted(traces - self._ids)
+        if not new:
+            return
+        descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+        try:
+            os.write(descriptor, "".join(f"{trace}\n" for trace in new).encode())
+        finally:
+            os.close(descriptor)
+        self.refresh()

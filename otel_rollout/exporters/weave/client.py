@@ -8,9 +8,12 @@ what it finds).
 from __future__ import annotations
 
 import base64
+import email.utils
+import io
 import netrc
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -23,6 +26,10 @@ from otel_rollout.settings import Settings
 WANDB_API: Final = "https://api.wandb.ai"
 WANDB_TRACE_SERVER: Final = "https://trace.wandb.ai"
 TIMEOUT_S: Final = 30.0
+_CONNECT_S: Final = 10.0
+_REASON_LENGTH: Final = 500
+_NO_SUCH_ROUTE: Final = frozenset({404, 405})
+_NOT_ABOUT_THE_CONTENT: Final = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 426, 429})
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,16 @@ class Destination:
     trace_server: str
     api: str
     api_key: str | None
+
+    def __repr__(self) -> str:
+        return f"Destination({self.shown})"
+
+    @property
+    def shown(self) -> str:
+        """The trace server for people to read: without a password that its URL may hold."""
+        parts = urlsplit(self.trace_server)
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path}"
 
 
 def destination(settings: Settings, environ: Mapping[str, str] = os.environ) -> Destination | None:
@@ -62,12 +79,44 @@ def _netrc_key(api: str, environ: Mapping[str, str]) -> str | None:
 
 
 class ServerError(Exception):
-    """The server did not take a request; ``status`` is 0 when it could not be reached."""
+    """The server did not take a request.
 
-    def __init__(self, status: int, message: str, retry_after: float | None = None) -> None:
+    Attributes:
+        status: of the answer; 0 when there was none, or when W&B's API answered with errors.
+        retry_after: seconds that the server asks to wait.
+        sent: whether the request may have reached the server, and been carried out.
+        answered: whether there was an answer at all.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        retry_after: float | None = None,
+        *,
+        sent: bool = True,
+        answered: bool = True,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.sent = sent
+        self.answered = answered
+
+    @property
+    def refuses_credentials(self) -> bool:
+        """Whether the key is not accepted."""
+        return self.status in {401, 403}
+
+    @property
+    def about_the_content(self) -> bool:
+        """Whether the same content will be refused whenever it is sent."""
+        return 400 <= self.status < 500 and self.status not in _NOT_ABOUT_THE_CONTENT
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the request may have been carried out in spite of this error."""
+        return self.sent and (not self.answered or self.status >= 500 or self.status == 408)
 
 
 class Client:
@@ -77,11 +126,12 @@ class Client:
         import urllib3
 
         self.where = where
+        self._secrets = _secrets(where)
+        self._batches_feedback = True
         self._http = urllib3.PoolManager(
             maxsize=2,
             retries=False,
-            timeout=urllib3.Timeout(connect=min(10.0, timeout), read=timeout),
-            headers={"User-Agent": f"otel-rollout/{__version__}"},
+            timeout=urllib3.Timeout(connect=min(_CONNECT_S, timeout), read=timeout),
         )
 
     def complete_calls(self, project_id: str, calls: Sequence[bytes]) -> None:
@@ -92,17 +142,61 @@ class Client:
         path = f"/v2/{quote(entity, safe='')}/{quote(project, safe='')}/calls/complete"
         self._post(self.where.trace_server + path, body)
 
-    def create_feedback(self, project_id: str, feedback: Mapping[str, Any]) -> None:
-        """Send one feedback of a call."""
-        call_id = feedback["call_id"]
+    def create_feedback(self, project_id: str, feedback: Sequence[Mapping[str, Any]]) -> None:
+        """Send feedback of calls."""
+        bodies = [
+            {
+                "id": one["id"],
+                "project_id": project_id,
+                "weave_ref": f"weave:///{project_id}/call/{one['call_id']}",
+                "feedback_type": one["feedback_type"],
+                "payload": one["payload"],
+            }
+            for one in feedback
+        ]
+        if self._batches_feedback and len(bodies) > 1:
+            try:
+                self._post_json("/feedback/batch/create", {"batch": bodies})
+            except ServerError as error:
+                if error.status not in _NO_SUCH_ROUTE:
+                    raise
+                self._batches_feedback = False  # an older server
+            else:
+                return
+        for body in bodies:
+            self._post_json("/feedback/create", body)
+
+    def create_file(self, project_id: str, name: str, content: bytes) -> str:
+        """Store a file, under its content's digest, and return the digest."""
+        import urllib3
+
+        fields: list[tuple[str, str | bytes | tuple[str, str | bytes, str]]] = [
+            ("project_id", project_id),
+            ("file", (name, content, "application/octet-stream")),
+        ]
+        body, content_type = urllib3.encode_multipart_formdata(fields)
+        answer = self._post(self.where.trace_server + "/file/create", body, content_type)
+        return str(_loaded(answer)["digest"])
+
+    def stored_calls(self, project_id: str, ids: Collection[str]) -> set[str]:
+        """Return which of these calls the server has."""
         body = {
-            "id": feedback["id"],
             "project_id": project_id,
-            "weave_ref": f"weave:///{project_id}/call/{call_id}",
-            "feedback_type": feedback["feedback_type"],
-            "payload": feedback["payload"],
+            "filter": {"call_ids": list(ids)},
+            "columns": ["id"],
+            "limit": len(ids),
         }
-        self._post(self.where.trace_server + "/feedback/create", orjson.dumps(body))
+        answer = self._post_json("/calls/stream_query", body)
+        found = (_loaded(line) for line in answer.splitlines() if line.strip())
+        return {one["id"] for one in found if "id" in one}.intersection(ids)
+
+    def stored_feedback(self, project_id: str, ids: Collection[str]) -> set[str]:
+        """Return which of these feedbacks the server has."""
+        among = {"$in": [{"$getField": "id"}, [{"$literal": one} for one in ids]]}
+        body = {"project_id": project_id, "fields": ["id"], "query": {"$expr": among}}
+        answer = self._post_json("/feedback/query", body)
+        found = _loaded(answer).get("result") or ()
+        return {one["id"] for one in found if "id" in one}.intersection(ids)
 
     def default_entity(self) -> str:
         """Return the entity that W&B holds for this key."""
@@ -120,39 +214,94 @@ class Client:
             {"entity": entity, "project": project},
         )
 
+    def _post_json(self, path: str, body: Mapping[str, Any]) -> bytes:
+        return self._post(self.where.trace_server + path, orjson.dumps(body))
+
     def _graphql(self, query: str, variables: Mapping[str, Any]) -> Any:
         body = orjson.dumps({"query": query, "variables": variables})
-        answer = orjson.loads(self._post(self.where.api + "/graphql", body))
+        answer = _loaded(self._post(self.where.api + "/graphql", body))
         if answer.get("errors"):
-            raise ServerError(0, str(answer["errors"])[:500])
+            raise ServerError(0, self._without_secrets(str(answer["errors"])))
         return answer.get("data") or {}
 
-    def _post(self, url: str, body: bytes) -> bytes:
+    def _post(self, url: str, body: bytes, content_type: str = "application/json") -> bytes:
         import urllib3
+        from urllib3 import exceptions
 
-        headers = {"Content-Type": "application/json"}
+        headers = {
+            "User-Agent": f"otel-rollout/{__version__}",
+            "Content-Type": content_type,
+            "Content-Length": str(len(body)),
+        }
         if self.where.api_key:
             token = base64.b64encode(f"api:{self.where.api_key}".encode()).decode()
             headers["Authorization"] = f"Basic {token}"
         try:
-            response = self._http.request("POST", url, body=body, headers=headers)
-        except urllib3.exceptions.HTTPError as error:
-            raise ServerError(0, f"{type(error).__name__}: {error}") from error
+            # As a file it goes out in blocks, and the time limit holds for each of them: a slow
+            # line is not taken for a dead one.
+            response: urllib3.BaseHTTPResponse = self._http.request(
+                "POST", url, body=io.BytesIO(body), headers=headers, redirect=False
+            )
+        except exceptions.HTTPError as error:
+            sent = not isinstance(
+                error,
+                (
+                    exceptions.NewConnectionError,
+                    exceptions.ConnectTimeoutError,
+                    exceptions.ProxyError,
+                ),
+            )
+            message = self._without_secrets(f"{type(error).__name__}: {error}")
+            raise ServerError(0, message, sent=sent, answered=False) from None
         if response.status >= 300:
+            said = response.data[:_REASON_LENGTH].decode("utf-8", "replace")
             raise ServerError(
                 response.status,
-                f"{response.status} {response.data[:500].decode('utf-8', 'replace')}",
-                _seconds(response.headers.get("Retry-After")),
+                self._without_secrets(f"{response.status} {said}"),
+                seconds_of(response.headers.get("Retry-After")),
             )
-        return bytes(response.data)
+        return response.data
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text[:_REASON_LENGTH]
 
     def close(self) -> None:
         """Close the connections."""
         self._http.clear()
 
 
-def _seconds(text: str | None) -> float | None:
+def _secrets(where: Destination) -> list[str]:
+    found = []
+    if where.api_key:
+        found += [where.api_key, base64.b64encode(f"api:{where.api_key}".encode()).decode()]
+    for url in (where.trace_server, where.api):
+        password = urlsplit(url).password
+        if password:
+            found.append(password)
+    return found
+
+
+def _loaded(answer: bytes) -> Any:
     try:
-        return float(text) if text is not None else None
+        loaded = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        loaded = None
+    if not isinstance(loaded, dict):
+        raise ServerError(0, "the answer is no JSON object", answered=False)
+    return loaded
+
+
+def seconds_of(text: str | None) -> float | None:
+    """Return the seconds that a ``Retry-After`` header asks for: a number of them, or a date."""
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except ValueError:
         return None

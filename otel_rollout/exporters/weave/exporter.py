@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_rollout.diagnostics import report_internal_error, say_once
-from otel_rollout.exporters.spool import SegmentWriter
+from otel_rollout.diagnostics import logger, report_internal_error, say_once
+from otel_rollout.exporters import retention, spool
+from otel_rollout.exporters.segments import SegmentWriter
 from otel_rollout.exporters.weave import calls
 from otel_rollout.exporters.weave.client import destination
+from otel_rollout.exporters.weave.memory import Memory
+from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
 from otel_rollout.exporters.weave.shipper import Shipper
+from otel_rollout.settings import SPOOL_FOLDER as SPOOL_FOLDER
 from otel_rollout.settings import Settings, settings
 
-SPOOL_FOLDER: Final = "spool"
-DEFAULT_PROJECT: Final = "otel-rollout"
-_LAST_DELIVERY_S: Final = 2.0
+LAST_DELIVERY_S: Final = 2.0
 
 active_exporters: int = 0
 """How many exporters this process has made: whether Weave is fed by us at all."""
@@ -43,67 +48,92 @@ class WeaveSpanExporter(SpanExporter):
     def __init__(self, configuration: Settings | None = None) -> None:
         global active_exporters
         active_exporters += 1
-        self.counters: Counter[str] = Counter()
         self._settings = configuration or settings()
-        self._writer = SegmentWriter(self._settings.directory / SPOOL_FOLDER)
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            begin = weakref.WeakMethod(self._begin)
+            os.register_at_fork(after_in_child=lambda: (method := begin()) and method())
+
+    def _begin(self) -> None:
+        """Begin afresh: a forked child has a segment, a shipper and counters of its own."""
+        self.counters: Counter[str] = Counter()
+        self._writer = SegmentWriter(
+            self._settings.spool, retention.segment_bytes(self._settings.max_disk)
+        )
+        self._memory = Memory(self.counters)
         self._lock = threading.Lock()
         self._shipper: Shipper | None = None
-        self._pid = 0
+        self._shut_down = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Spool the calls of the spans that belong to a trajectory; other spans are left alone."""
         result = SpanExportResult.SUCCESS
         with self._lock:
+            any_call = False
             for span in spans:
                 if not calls.belongs_to_trajectory(span):
                     continue
+                any_call = True
                 try:
                     self._spool(span)
-                except OSError as error:
-                    self.counters["dropped_unwritable"] += 1
-                    result = SpanExportResult.FAILURE
-                    say_once(
-                        "unwritable",
-                        "the spool %s cannot be written (%s): calls are dropped and counted",
-                        self._writer.directory,
-                        error,
-                    )
                 except Exception as error:
                     self.counters["failed_conversion"] += 1
                     result = SpanExportResult.FAILURE
                     report_internal_error("span to call", error)
-            self._ship()
+            if any_call:
+                self._ship()
         return result
 
     def _spool(self, span: ReadableSpan) -> None:
-        meta = {"kind": "call", "project": calls.project_of(span)}
-        body = orjson.dumps(calls.call_of(span), option=orjson.OPT_NON_STR_KEYS)
-        self._writer.append(meta, body)
-        self.counters["spooled"] += 1
+        call = calls.call_of(span)
+        meta = {
+            "kind": spool.CALL,
+            "id": call["id"],
+            "trace": call["trace_id"],
+            "project": full_name(calls.project_of(span), self._settings),
+        }
+        run = current_wandb_run()
+        if run is not None:
+            meta["wandb"] = run
+        self._write(meta, orjson.dumps(call, option=orjson.OPT_NON_STR_KEYS))
         for feedback in calls.feedback_of(span):
-            self._writer.append({**meta, "kind": "feedback"}, orjson.dumps(feedback))
+            meta = {**meta, "kind": spool.FEEDBACK, "id": feedback["id"]}
+            self._write(meta, orjson.dumps(feedback))
+
+    def _write(self, meta: dict[str, Any], body: bytes) -> None:
+        """Write a record to the spool, or keep it in memory where that fails."""
+        if not self._memory.is_waiting:
+            try:
+                self._memory.write(self._writer)
+                self.counters["spooled_bytes"] += self._writer.append(meta, body)
+            except OSError as error:
+                say_once(
+                    "unwritable",
+                    "the spool %s cannot be written (%s): calls are kept in memory, within bounds, "
+                    "until they are sent or it can",
+                    self._writer.directory,
+                    error,
+                )
+            else:
+                self.counters["spooled"] += meta["kind"] == spool.CALL
+                return
+        self._memory.put(meta, body)
 
     def _ship(self) -> None:
-        if self._writer.path is None or self._writer.written_by_another_process:
-            return
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
+        self._started_shipper().follow(self._writer.path, self._writer.size)
+
+    def _started_shipper(self) -> Shipper:
+        if self._shipper is None:
             where = destination(self._settings)
             if where is None:
-                self._shipper = None
                 say_once(
                     "no-credentials",
                     "no W&B credentials (WANDB_API_KEY or netrc): calls stay in the local store "
                     "%s; deliver them later with `otel-rollout push`",
                     self._settings.directory,
                 )
-            else:
-                self._shipper = Shipper(where, self._project(), self.counters)
-        if self._shipper is not None:
-            self._shipper.follow(self._writer.path)
-
-    def _project(self) -> str:
-        return self._settings.weave_project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
+            self._shipper = Shipper(where, self._settings, self._memory, self.counters)
+        return self._shipper
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         """Wait until what was spooled is delivered; without a server there is nothing to wait for.
@@ -114,8 +144,40 @@ class WeaveSpanExporter(SpanExporter):
         return shipper is None or shipper.wait_until_idle(timeout_millis / 1000)
 
     def shutdown(self) -> None:
-        """Deliver for 2 s at most; what is left is in the spool."""
-        if self._shipper is not None and self._pid == os.getpid():
-            self._shipper.stop(_LAST_DELIVERY_S)
+        """Deliver for 2 s at most, what dead processes have left here too; the rest is on disk."""
+        if self._shut_down:
+            return
+        self._shut_down = True
+        try:
+            self._last_delivery()
+        except Exception as error:
+            report_internal_error("shutdown", error)
+
+    def _last_delivery(self) -> None:
         with self._lock:
+            with contextlib.suppress(OSError):
+                self._memory.write(self._writer)
             self._writer.close()
+        if self._shipper is None and self._is_to_take_orphans():
+            self._started_shipper().start()
+        if self._shipper is not None:
+            self._shipper.stop(LAST_DELIVERY_S)
+        self._memory.give_up()
+        self._summarize()
+
+    def _is_to_take_orphans(self) -> bool:
+        """Return whether a process that has traced nothing itself (a Ray driver) has work left."""
+        segments = spool.segments(self._settings.spool)
+        return any(map(spool.is_of_this_host, segments)) and (
+            destination(self._settings) is not None
+        )
+
+    def _summarize(self) -> None:
+        found = {name: count for name, count in sorted(self.counters.items()) if count}
+        if found:
+            lost = any(name.startswith(("dropped", "failed_conversion")) for name in found)
+            logger.log(
+                logging.WARNING if lost else logging.INFO,
+                "otel-rollout: %s",
+                ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found.items()),
+            )

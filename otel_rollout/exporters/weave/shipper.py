@@ -1,11 +1,13 @@
-"""The shipper: reads this process's segments as they grow, and sends them to the trace server.
+"""The shipper: sends this process's segments as they grow, and those that dead processes left.
 
 It holds nothing but an offset: what is not delivered when the process dies is in the spool. An
-unreachable server is one warning, and tried again with growing pauses.
+unreachable server is one warning, and tried again with growing pauses for as long as it takes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import random
 import threading
@@ -16,128 +18,225 @@ from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
-from otel_rollout.diagnostics import logger, report_internal_error, say_once
-from otel_rollout.exporters import spool
+from otel_rollout.diagnostics import report_internal_error, say_once
+from otel_rollout.exporters import retention, spool
+from otel_rollout.exporters.claims import claim
+from otel_rollout.exporters.spool import DroppedTrajectories
 from otel_rollout.exporters.weave.client import Client, Destination, ServerError
+from otel_rollout.exporters.weave.memory import Memory
+from otel_rollout.exporters.weave.projects import DEFAULT_PROJECT, Projects
+from otel_rollout.exporters.weave.segment_delivery import SegmentDelivery
+from otel_rollout.exporters.weave.sender import Sender
+from otel_rollout.settings import Settings
 
-BATCH_BYTES: Final = 4 << 20
-BATCH_CALLS: Final = 200
-_GATHER_S: Final = 0.2
+GATHER_S: Final = 0.1
+"""How long calls are gathered into a batch: an actor may have half a second left to live."""
+ORPHANS_S: Final = 30.0
+"""How often segments of dead processes are looked for."""
+_FIRST_ORPHANS_S: Final = 3.0
+_ROOM_S: Final = 5.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
-_REFUSED: Final = frozenset({401, 403})
-
-
-class Projects:
-    """Finds ``entity/project`` for a project's name, and creates projects, when they are needed."""
-
-    def __init__(self, client: Client, fallback: str) -> None:
-        self._client = client
-        self._fallback = fallback
-        self._entity: str | None = os.environ.get("WANDB_ENTITY")
-        self._known: dict[str, str] = {}
-
-    def resolve(self, name: str | None) -> str:
-        """Return ``entity/project``; raises :class:`ServerError` when W&B cannot be asked."""
-        name = name or self._fallback
-        project_id = self._known.get(name)
-        if project_id is None:
-            entity, slash, project = name.partition("/")
-            if not slash:
-                project = name
-                if self._entity is None:
-                    self._entity = self._client.default_entity()
-                entity = self._entity
-            project_id = f"{entity}/{project}"
-            if self._client.where.api_key:
-                self._client.ensure_project(entity, project)
-            self._known[name] = project_id
-        return project_id
+_LONGEST_RETRY_AFTER_S: Final = 3600.0
+_REFUSED_PAUSE_S: Final = 120.0
 
 
 class Shipper:
-    """One daemon thread that delivers the segments that :meth:`follow` names, in order.
+    """One daemon thread that delivers what :meth:`follow` names, then what is orphaned here.
 
     Args:
-        where: the destination.
-        fallback_project: for calls that name no project.
-        counters: ``shipped``, ``shipped_feedback``, ``refused_by_server`` are counted here.
+        where: the destination; ``None`` without credentials: then it only keeps the disk limit.
+        settings: of this process.
+        memory: calls that could not be written to the spool.
+        counters: what is sent, damaged and dropped is counted here.
     """
 
-    def __init__(self, where: Destination, fallback_project: str, counters: Counter[str]) -> None:
+    def __init__(
+        self,
+        where: Destination | None,
+        settings: Settings,
+        memory: Memory,
+        counters: Counter[str],
+    ) -> None:
         self._where = where
-        self._fallback = fallback_project
+        self._settings = settings
+        self._directory = settings.spool
+        self._memory = memory
         self._counters = counters
-        self._segments: list[Path] = []
-        self._offset = -1
-        self._wake = threading.Event()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._stopped = False
+        self._own: list[Path] = []
+        self._size = 0  # of the last of them
+        self._offset = 0  # up to which the first of them is delivered
+        self._deliveries: dict[Path, SegmentDelivery] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._stop_by = math.inf
+        self._closed = False  # whether the last segment will grow no more
+        self._asked_to_wait = False
+        self._ended = False
         self._thread: threading.Thread | None = None
+        self._dropped = DroppedTrajectories(self._directory)
+        self._next_orphans = time.monotonic() + _FIRST_ORPHANS_S
+        self._next_room = 0.0
         # Jitter has a generator of its own: the training's is neither read nor moved.
         self._random = random.Random(os.urandom(16))
 
-    def follow(self, segment: Path) -> None:
-        """Deliver what is and will be in ``segment``, after the segments named before."""
-        if not self._segments or self._segments[-1] != segment:
-            self._segments.append(segment)
-        self._idle.clear()
-        self._wake.set()
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="otel-rollout-shipper", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is shutting down; `push` delivers
-                return
-            self._thread = thread
+    # --- on other threads ------------------------------------------------------------------------
+
+    def follow(self, segment: Path | None, size: int) -> None:
+        """Deliver what is in ``segment`` up to ``size``, after the segments named before.
+
+        Without a segment there is something in the memory only.
+        """
+        with self._changed:
+            if segment is not None:
+                if not self._own or self._own[-1] != segment:
+                    self._own.append(segment)
+                self._size = size
+            self._changed.notify_all()
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread, where it does not run yet."""
+        if self._thread is not None or self._stopping:
+            return
+        thread = threading.Thread(target=self._run, name="otel-rollout-shipper", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down; `push` delivers
+            return
+        self._thread = thread
 
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until everything spooled is delivered; False after ``timeout`` seconds."""
-        return self._thread is None or self._idle.wait(timeout)
+        if self._where is None:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ended or not self._is_behind(), timeout)
 
     def stop(self, timeout: float) -> None:
-        """Deliver for at most ``timeout`` seconds more, then leave the rest in the spool."""
-        self.wait_until_idle(timeout)
-        self._stopped = True
-        self._wake.set()
+        """Deliver for at most ``timeout`` seconds more, then leave the rest in the spool.
+
+        The segments are closed by then. Those of dead processes on this host are taken along; a
+        server that fails is not waited for.
+        """
+        with self._changed:
+            self._next_orphans = self._next_room = 0.0
+            self._stop_by = time.monotonic() + timeout
+            self._closed = True
+            self._stopping = True
+            self._changed.notify_all()
+            if self._thread is not None:
+                self._changed.wait_for(lambda: self._ended, timeout)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes of the segments of this process that are not delivered."""
+        with self._changed:
+            return self._lag()
+
+    def _lag(self) -> int:
+        lag = self._size if self._own else 0
+        for segment in self._own[:-1]:
+            with contextlib.suppress(OSError):
+                lag += segment.stat().st_size
+        return max(0, lag - self._offset)
+
+    def _is_behind(self) -> bool:
+        if len(self._own) > 1 or len(self._memory):
+            return True
+        return bool(self._own) and self._offset < self._size
+
+    # --- on the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        # The exporter's own HTTP must not be traced, or every batch makes the next one.
         with suppress_instrumentation():
-            client = Client(self._where)
-            projects = Projects(client, self._fallback)
-            pause = 0.0
-            while not self._stopped:
-                self._wake.wait(None if pause == 0.0 else pause)
-                if pause == 0.0:
-                    self._wake.wait(0)
-                    time.sleep(_GATHER_S)
-                self._wake.clear()
-                try:
-                    self._deliver_all(client, projects)
-                    pause = 0.0
-                except ServerError as error:
-                    pause = self._next_pause(pause, error)
-                except Exception as error:
-                    report_internal_error("shipper", error)
-                    pause = self._next_pause(pause, None)
+            try:
+                self._loop()
+            except Exception as error:
+                report_internal_error("shipper", error)
+            finally:
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
+
+    def _loop(self) -> None:
+        client = Client(self._where) if self._where is not None else None
+        sender = (
+            Sender(
+                client,
+                Projects(client, self._settings.weave_project or DEFAULT_PROJECT),
+                self._memory.put_aside,
+                self._counters,
+            )
+            if client is not None
+            else None
+        )
+        pause = 0.0
+        while True:
+            last = self._wait(pause)
+            if last and self._asked_to_wait:
+                break
+            try:
+                self._keep_limit()
+                if sender is not None:
+                    self._deliver_own(sender)
+                    self._take_orphans(sender)
+                pause = 0.0
+            except ServerError as error:
+                pause = self._next_pause(pause, error)
+            except Exception as error:
+                report_internal_error("shipper", error)
+                pause = self._next_pause(pause, None)
+            if last:
+                break
+        for delivery in self._deliveries.values():
+            delivery.close()
+            delivery.claim.release()
+        if client is not None:
             client.close()
 
+    def _wait(self, pause: float) -> bool:
+        """Wait for work, or ``pause`` seconds after a failure; True for the last round."""
+        with self._changed:
+            if pause:
+                self._changed.wait_for(lambda: self._stopping, pause)
+            else:
+                self._changed.wait_for(self._has_work, self._until_next_look())
+        if not self._stopping and not pause:
+            time.sleep(GATHER_S)
+        return self._stopping
+
+    def _has_work(self) -> bool:
+        if self._stopping:
+            return True
+        return self._where is not None and self._is_behind()
+
+    def _until_next_look(self) -> float:
+        next_look = self._next_orphans if self._where is not None else self._next_room
+        return max(0.05, next_look - time.monotonic())
+
     def _next_pause(self, pause: float, error: ServerError | None) -> float:
+        self._asked_to_wait = error is not None and error.retry_after is not None
+        longer = min(max(pause * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        jitter = 0.75 + self._random.random() / 2
         if error is not None:
+            self._counters["failed_requests"] += 1
             self._say(error)
             if error.retry_after is not None:
-                return min(max(error.retry_after, 0.1), 600.0)
-        longer = min(max(pause * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        return longer * (0.75 + self._random.random() / 2)
+                return min(max(error.retry_after, 0.1), _LONGEST_RETRY_AFTER_S)
+            if error.refuses_credentials:
+                return _REFUSED_PAUSE_S * jitter
+        return longer * jitter
 
     def _say(self, error: ServerError) -> None:
-        if error.status in _REFUSED:
+        assert self._where is not None
+        if error.refuses_credentials:
             say_once(
                 "refused",
                 "Weave at %s refuses the credentials (%d): calls stay in the local store; deliver "
                 "them with `otel-rollout push`",
-                self._where.trace_server,
+                self._where.shown,
                 error.status,
             )
         else:
@@ -145,74 +244,81 @@ class Shipper:
                 "unreachable",
                 "Weave at %s does not take calls at present (%s): they are kept in the local store "
                 "and tried again",
-                self._where.trace_server,
+                self._where.shown,
                 error,
             )
 
-    def _deliver_all(self, client: Client, projects: Projects) -> None:
-        while True:
-            segment = self._segments[0]
-            if self._offset < 0:
-                self._offset = spool.sent_offset(segment)
-            more = self._deliver_some(segment, client, projects)
-            if self._stopped:
-                return
-            if not more:
-                if len(self._segments) == 1:
-                    if not self._wake.is_set():
-                        self._idle.set()
-                    return
-                self._segments.pop(0)
-                self._offset = -1
+    def _keep_limit(self) -> None:
+        if time.monotonic() >= self._next_room:
+            self._next_room = time.monotonic() + _ROOM_S
+            retention.make_room(self._directory, self._settings.max_disk, self._counters)
 
-    def _deliver_some(self, segment: Path, client: Client, projects: Projects) -> bool:
-        """Deliver one batch; False when the segment has nothing more at present."""
-        calls: list[bytes] = []
-        project: str | None = None
-        size, end, any_record = 0, self._offset, False
-        for record in spool.read(segment, self._offset):
-            kind = record.meta.get("kind")
-            if kind == "call":
-                if calls and (
-                    record.meta.get("project") != project
-                    or size + len(record.body) > BATCH_BYTES
-                    or len(calls) >= BATCH_CALLS
-                ):
-                    break
-                project = record.meta.get("project")
-                calls.append(record.body)
-                size += len(record.body)
-            elif kind == "feedback":
-                if calls:
-                    break
-                client.create_feedback(
-                    projects.resolve(record.meta.get("project")), record.parsed()
-                )
-                self._counters["shipped_feedback"] += 1
-            any_record = True
-            end = record.end
-            if kind == "feedback":
-                break
-        if calls:
-            self._send(calls, projects.resolve(project), client)
-        if end != self._offset:
-            self._offset = end
-            spool.note_sent(segment, end)
-        return any_record
-
-    def _send(self, calls: list[bytes], project_id: str, client: Client) -> None:
-        """Send calls; a call that the server will never take is counted and left out."""
-        try:
-            client.complete_calls(project_id, calls)
-        except ServerError as error:
-            if not 400 <= error.status < 500 or error.status in {401, 403, 404, 408, 429}:
-                raise
-            if len(calls) > 1:
-                middle = len(calls) // 2
-                self._send(calls[:middle], project_id, client)
-                self._send(calls[middle:], project_id, client)
+    def _deliver_own(self, sender: Sender) -> None:
+        self._memory.send(sender)
+        while self._own:
+            with self._changed:
+                segment, is_last = self._own[0], len(self._own) == 1
+                size = self._size
+            closed = self._closed or not is_last
+            offset = self._deliver(segment, sender, closed=closed)
+            if offset is None and segment.exists():  # another process is at it: later
                 return
-            self._counters["refused_by_server"] += 1
-            logger.warning("Weave refuses a call: %s", error)
+            with self._changed:
+                self._offset = max(offset or 0, size) if is_last else 0
+                if closed:
+                    self._own.pop(0)
+                self._changed.notify_all()
+            if is_last:
+                return
+
+    def _deliver(self, segment: Path, sender: Sender, *, closed: bool) -> int | None:
+        """Deliver a segment to its present end; returns the offset, ``None`` if it cannot be.
+
+        One that is ``closed`` is done with then: removed, or kept where the user wants that.
+        """
+        delivery = self._deliveries.get(segment)
+        if delivery is None:
+            ours = claim(segment)
+            if ours is None:
+                return None
+            try:
+                delivery = SegmentDelivery(ours, sender, self._dropped, self._counters)
+            except OSError:
+                ours.release()
+                return None
+            self._deliveries[segment] = delivery
+        while delivery.step():
+            if self._stopping and time.monotonic() > self._stop_by:
+                return None
+        offset = delivery.claim.offset
+        if closed:
+            del self._deliveries[segment]
+            delivery.finish()
+            delivery.close()
+            if delivery.complete and not self._settings.keep_local:
+                delivery.claim.forget()
+            else:
+                delivery.claim.release()
+        return offset
+
+    def _take_orphans(self, sender: Sender) -> None:
+        """Deliver what dead processes on this host have left."""
+        if time.monotonic() < self._next_orphans:
             return
-        self._counters["shipped"] += len(calls)
+        jitter = 0.75 + self._random.random() / 2
+        self._next_orphans = time.monotonic() + ORPHANS_S * jitter
+        for segment in spool.segments(self._directory):
+            if segment in self._own or not spool.is_of_this_host(segment):
+                continue
+            if self._is_delivered(segment) and self._settings.keep_local:
+                continue
+            if not spool.is_being_written(segment):
+                taken = self._deliver(segment, sender, closed=True)
+                self._counters["taken_over"] += taken is not None
+
+    @staticmethod
+    def _is_delivered(segment: Path) -> bool:
+        try:
+            return spool.sent_offset(segment) >= segment.stat().st_size
+        except OSError:
+            return True
