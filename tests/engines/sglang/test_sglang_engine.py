@@ -174,19 +174,21 @@ async def test_all_ways_in_go_through_the_one(engine: Any, watch: Watch) -> None
 
 
 async def test_results_are_identical_without_us(engine: Any, asking: Any, watch: Watch) -> None:
+    # One sequence at a time: two may or may not share a batch, which changes the last digits of
+    # what SGLang itself computes.
     async def results() -> list[Any]:
         found: list[Any] = []
-        for number in range(3):
+        for number in range(4):
             prompt = [*PROMPT, 200 + number]
             (one,) = await asking(prompt, temperature=0.0)
-            (two,) = await asking(prompt, temperature=0.0, n=2)
+            (several,) = await asking([prompt], temperature=0.0)
             streamed = await asking(prompt, temperature=0.0, stream=True)
-            found += [(ids_of(o), logprobs_in(o)) for o in (one, *two, streamed[-1])]
+            found += [(ids_of(o), logprobs_in(o)) for o in (one, *several, streamed[-1])]
             found.append(set(one) | set(one["meta_info"]))
         return found
 
     await results()  # so that the prefix cache is in the same state for both
-    assert len(watch.take()) == 9
+    assert len(watch.take()) == 12
     traced = await results()
     watch.take()
     instrumentor = SglangInstrumentor()
