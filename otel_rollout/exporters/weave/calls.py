@@ -309,8 +309,9 @@ def _summary(
         for key in (semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS)
         if key in attributes
     }
-    if usage and _KINDS.get(str(attributes.get(semconv.OPERATION))) == "llm":
-        # only where tokens were made: the server adds the calls of a trace up
+    told_above = semconv.TOKENS_SPAN in attributes or semconv.ATTEMPT in attributes
+    if usage and _KINDS.get(str(attributes.get(semconv.OPERATION))) == "llm" and not told_above:
+        # only once where tokens were made: the server adds the calls of a trace up
         model = attributes.get(semconv.RESPONSE_MODEL) or attributes.get(semconv.REQUEST_MODEL)
         summary["usage"] = {str(model or "unknown"): {"requests": 1, **usage}}
     return summary

@@ -18,6 +18,7 @@ from otel_rollout.instrumentors.verl import (
     decorated,
     generation,
     scoring,
+    servers,
     tools,
     trajectories,
 )
@@ -55,6 +56,8 @@ class VerlInstrumentor(BaseInstrumentor):  # type: ignore[misc]
             ("verl.trainer.ppo.v1.agent_loop_tq", "AgentLoopWorkerTQ"),
         ):
             patch_actor_class(module, name, _patch_agent_loop_worker)
+        for module, name in servers.SERVERS:
+            patch_actor_class(module, name, servers.patch_server)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         self._patches.undo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import weakref
@@ -16,6 +17,7 @@ from opentelemetry.trace import SpanKind
 from otel_rollout import recording as recordings
 from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
+from otel_rollout.instrumentors.engine import tokens_held_by
 from otel_rollout.instrumentors.patching import Patches
 from otel_rollout.instrumentors.verl.trajectories import PROVIDER
 from otel_rollout.payload import copy_floats, copy_ids
@@ -74,7 +76,9 @@ def _generate(method: Callable[..., Any]) -> Callable[..., Any]:
             _note_request(recording, signature, (self, *args), kwargs, attempt)
         token = _open.set(_Open(self))
         try:
-            with recordings.active(recording):
+            # The whole generation's span holds the ids: engines and attempts below refer to it.
+            held = tokens_held_by(recording) if attempt is None else contextlib.nullcontext()
+            with recordings.active(recording), held:
                 output = await method(self, *args, **kwargs)
                 if recording.live:
                     _note_output(recording, output, attempt)
