@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from otel_rollout._version import __version__
+from otel_rollout.commands.push import push
 from otel_rollout.settings import settings
 
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -20,6 +21,9 @@ _EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "verl_calculato
 @click.version_option(__version__, prog_name="otel-rollout")
 def main() -> None:
     """See what a policy did: rollouts traced with OpenTelemetry, in Weave or on this machine."""
+
+
+main.add_command(push)
 
 
 @main.command()

@@ -6,10 +6,13 @@ collector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from otel_rollout.diagnostics import report_internal_error
 
 _FIXED = 512
 
@@ -41,7 +44,11 @@ class ByteBoundedExporter(SpanExporter):
         return result
 
     def _pass_on(self, part: list[ReadableSpan], so_far: SpanExportResult) -> SpanExportResult:
-        result = self.inner.export(part)
+        try:
+            result = self.inner.export(part)
+        except Exception as error:  # the other parts are still to come
+            report_internal_error(f"export of {type(self.inner).__name__}", error)
+            return SpanExportResult.FAILURE
         return so_far if result is SpanExportResult.SUCCESS else result
 
     def shutdown(self) -> None:
@@ -55,11 +62,25 @@ class ByteBoundedExporter(SpanExporter):
 
 def estimated_size(span: ReadableSpan) -> int:
     """Return roughly the bytes that the span takes on the wire."""
-    size = _FIXED
-    for key, value in (span.attributes or {}).items():
-        size += len(key) + (len(value) if isinstance(value, (str, bytes)) else 16)
+    size = _FIXED + len(span.name) + len(span.status.description or "")
+    size += attributes_size(span.attributes or {})
     for event in span.events:
-        size += 64
-        for key, value in (event.attributes or {}).items():
-            size += len(key) + (len(value) if isinstance(value, (str, bytes)) else 16)
+        size += 64 + attributes_size(event.attributes or {})
+    for link in span.links:
+        size += 64 + attributes_size(link.attributes or {})
     return size
+
+
+def attributes_size(attributes: Mapping[str, Any]) -> int:
+    """Return roughly the bytes that attributes take on the wire."""
+    return sum(len(key) + 8 + _value_size(value) for key, value in attributes.items())
+
+
+def _value_size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, (tuple, list)):
+        return sum(4 + _value_size(item) for item in value)
+    return 8

@@ -1,0 +1,1 @@
+"""Commands of ``otel-rollout`` that are more than a few lines."""
