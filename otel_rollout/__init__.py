@@ -14,10 +14,10 @@ from otel_rollout._version import __version__
 
 if TYPE_CHECKING:
     from otel_rollout.exporters.weave.exporter import WeaveSpanExporter
-    from otel_rollout.ids import IdGenerator
     from otel_rollout.ops import rollout_op
     from otel_rollout.processor.processor import RolloutSpanProcessor
     from otel_rollout.processor.token2text import register_tokenizer
+    from otel_rollout.randomness import IdGenerator
     from otel_rollout.trajectory import (
         Trajectory,
         current_trajectory,
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "IdGenerator": "otel_rollout.ids",
+    "IdGenerator": "otel_rollout.randomness",
     "RolloutSpanProcessor": "otel_rollout.processor.processor",
     "Trajectory": "otel_rollout.trajectory",
     "WeaveSpanExporter": "otel_rollout.exporters.weave.exporter",

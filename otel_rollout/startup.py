@@ -16,7 +16,7 @@ from typing import Any, Final
 from opentelemetry import trace
 
 from otel_rollout.diagnostics import contained, logger, say_once
-from otel_rollout.ids import IdGenerator
+from otel_rollout.randomness import IdGenerator, give_exporters_their_own
 
 _RAY_SERVICES: Final = (
     "/ray/dashboard/",
@@ -79,9 +79,10 @@ def adopt(provider: Any) -> bool:
 
 
 def _adjust(provider: Any) -> None:
-    """Ids without a random generator, and the process's id on every span's resource."""
+    """No draw from the training's random generator; the process's id on every span's resource."""
     from opentelemetry.sdk.resources import PROCESS_PID, Resource
 
+    give_exporters_their_own()  # those of metrics and logs, too
     if hasattr(provider, "id_generator"):
         vars(provider)["id_generator"] = IdGenerator()
     resource = getattr(provider, "_resource", None)

@@ -22,8 +22,8 @@ from otel_rollout import recording as recordings
 from otel_rollout import semconv, snapshot
 from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.identity import Identity
-from otel_rollout.ids import IdGenerator
 from otel_rollout.processor import sampling
+from otel_rollout.randomness import IdGenerator
 from otel_rollout.recording import Recording
 
 _HANDLE = otel_context.create_key("otel-rollout-trajectory")

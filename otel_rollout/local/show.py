@@ -120,7 +120,7 @@ def print_counts(console: Console, trajectories: Trajectories, directory: Path) 
             str(counts["text_completion"] + counts["chat"]),
             str(counts["execute_tool"]),
             str(counts["errors"]),
-            f"{sum(scores) / len(scores):.3f}" if scores else "–",
+            f"{sum(scores) / len(scores):.3f}" if scores else "-",
         )
     console.print(table)
     if trajectories.orphans:

@@ -49,7 +49,7 @@ class Call:
             output=plain(call.output),
             exception=call.exception,
             summary=plain(call.summary),
-            rewards=[plain(one.payload) for one in call.feedback],
+            rewards=[one["payload"] for one in plain(call.summary)["weave"].get("feedback", [])],
         )
 
 
