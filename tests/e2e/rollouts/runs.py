@@ -115,6 +115,8 @@ def environment(python: Path, store: Path, **variables: str) -> dict[str, str]:
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
         "RAY_AUTH_MODE": "disabled",
+        # Ray gives up on its own start after 30 s, which a busy machine may take.
+        "RAY_raylet_start_wait_time_s": "120",
         "NETRC": os.devnull,
         "OTEL_ROLLOUT_DIR": str(store),
         **variables,
