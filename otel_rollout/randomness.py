@@ -35,6 +35,10 @@ class IdGenerator(SdkIdGenerator):
             trace_id = int.from_bytes(os.urandom(16), "big")
         return trace_id
 
+    def is_trace_id_random(self) -> bool:
+        """Return True: all bits are random, which newer SDKs say in the ``traceparent``."""
+        return True
+
 
 def give_exporters_their_own() -> None:
     """Let every exporter module that is loaded draw from the operating system instead.
