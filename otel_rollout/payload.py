@@ -8,6 +8,7 @@ it into attributes of a rebuilt span.
 from __future__ import annotations
 
 import base64
+import math
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -129,7 +130,30 @@ def pack_ids(ids: Iterable[Any]) -> array[int]:
     except OverflowError:
         return array("q", ids)
     except TypeError:
-        return pack_ids([int(i) for i in ids])
+        return pack_ids([_whole(i) for i in ids])
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if number != value:
+        raise ValueError(f"{value!r} is no token id")
+    return number
+
+
+def pack_floats(values: Iterable[Any]) -> array[float]:
+    """Return log-probabilities as a float32 array; what is missing (``None``) is NaN."""
+    try:
+        return array("f", values)
+    except TypeError:
+        return array("f", [math.nan if value is None else float(value) for value in values])
+
+
+def pack_mask(values: Iterable[Any]) -> array[int]:
+    """Return a mask as a uint8 array."""
+    try:
+        return array("B", values)
+    except TypeError:
+        return array("B", [_whole(value) for value in values])
 
 
 def ids_encoding(ids: array[int]) -> str:

@@ -7,9 +7,8 @@ or ``none`` (no payload).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -17,25 +16,24 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Status
 
 from otel_rollout import semconv
-from otel_rollout.identity import Identity
+from otel_rollout.diagnostics import report_internal_error
+from otel_rollout.identity import Identity, clean_text
 from otel_rollout.payload import (
-    FLOAT32,
-    UINT8,
-    Choice,
     Payload,
-    encode_array,
-    ids_encoding,
-    pack_ids,
 )
-from otel_rollout.processor.deltas import Delta, Trajectories, Turns
+from otel_rollout.processor.deltas import Delta, Key, Trajectories, Turns
 from otel_rollout.processor.token2text import Decoder
+from otel_rollout.processor.tokens import NO_IDS, Decoding, Parts, parts_of
 
 FULL: Final = "full"
 TEXT: Final = "text"
 NONE: Final = "none"
 LEVELS: Final = (FULL, TEXT, NONE)
 
-_FOREIGN_SIZE: Final = 2048
+_FIXED_SIZE: Final = 2048
+_MAX_MESSAGE: Final = 4096
+_MAX_STACK: Final = 1 << 16
+_SEAM: Final = 64
 
 
 @dataclass(slots=True)
@@ -48,7 +46,10 @@ class Item:
 
     def size(self) -> int:
         """Return an estimate of the bytes that the item holds."""
-        return _FOREIGN_SIZE + (self.payload.size() if self.payload is not None else 0)
+        if self.payload is not None:
+            return _FIXED_SIZE + self.payload.size()
+        texts = (v for v in (self.span.attributes or {}).values() if isinstance(v, str))
+        return _FIXED_SIZE + sum(map(len, texts))
 
 
 @dataclass(slots=True)
@@ -117,14 +118,21 @@ class Assembler:
         if item.identity is not None:
             base.update(item.identity.attributes)  # the SDK's cap may have evicted them
         result = Assembled(span, base, events=span.events, status=span.status)
-        if payload is None:
-            return result
-        if payload.errors:
+        if payload is not None and payload.errors:
             result.events = [*span.events, *self._exceptions(payload)]
         if not self._content:
             self._strip(result)
-            self._close(span, payload)
-            return result
+        elif payload is not None:
+            try:
+                self._add(item, payload, result)
+            except Exception as error:  # the span itself is not lost
+                report_internal_error("payload", error)
+                base[semconv.OMITTED] = f"payload: {type(error).__name__}: {error}"
+        if payload is not None and payload.is_root and span.parent is None and span.context:
+            self._trajectories.close(span.context.trace_id)
+        return result
+
+    def _add(self, item: Item, payload: Payload, result: Assembled) -> None:
         omitted: list[str] = []
         for key, text in payload.texts.items():
             result.text[key] = text
@@ -133,134 +141,79 @@ class Assembler:
                 result.text[key] = _json(_messages(value) if key in _MESSAGE_KEYS else value)
             except Exception as error:
                 omitted.append(f"{key}: {type(error).__name__}: {error}")
-        try:
-            self._tokens(span, payload, result)
-        except (OverflowError, TypeError, ValueError) as error:
-            omitted.append(f"token ids: {type(error).__name__}: {error}")
-        finally:
-            self._close(span, payload)
+        if item.span.context is not None:
+            values = tuple(item.identity.attributes.items()) if item.identity is not None else ()
+            self._tokens((item.span.context.trace_id, values), item.span, payload, result, omitted)
         self._fit(result, omitted)
         if omitted:
-            base[semconv.OMITTED] = "; ".join(omitted)
-        return result
-
-    def _close(self, span: ReadableSpan, payload: Payload) -> None:
-        if payload.is_root and span.parent is None and span.context is not None:
-            self._trajectories.close(span.context.trace_id)
+            result.base[semconv.OMITTED] = "; ".join(omitted)
 
     # --- tokens ----------------------------------------------------------------------------------
 
-    def _tokens(self, span: ReadableSpan, payload: Payload, result: Assembled) -> None:
-        choices = payload.choices
-        if payload.prompt_ids is None and payload.response_ids is None and choices is None:
-            return
-        prompt = pack_ids(payload.prompt_ids or ())
-        response = pack_ids(payload.response_ids or ())
-        assert span.context is not None
-        turns = self._trajectories.of(span.context.trace_id)
-        decoder = self._decoder(payload.model)
-        if payload.is_root:
-            self._root(payload, prompt, response, turns, decoder, result)
-            return
-        delta, before = Delta(prompt), prompt[:0]
-        if self._deltas:
-            delta, before = turns.delta(prompt)
-        turns.remember(span.context.span_id, prompt, response)
-        self._trajectories.trim()
-        tokens = result.tokens
-        shown = _same_width(delta.ids, response)
-        tokens[semconv.IDS_ENCODING] = ids_encoding(shown[0])
-        if payload.prompt_ids is not None:
-            tokens[semconv.PROMPT_IDS] = encode_array(shown[0])
-            if delta.prefix_span_id is not None:
-                tokens[semconv.PROMPT_PREFIX_SPAN] = f"{delta.prefix_span_id:016x}"
-                tokens[semconv.PROMPT_PREFIX_LENGTH] = delta.length
-        self._response(payload, shown[1], tokens)
-        packed: list[array[int]] = []
-        if choices is not None:
-            shown_prompt, *packed = _same_width(delta.ids, *(pack_ids(one.ids) for one in choices))
-            tokens[semconv.IDS_ENCODING] = ids_encoding(shown_prompt)
-            if payload.prompt_ids is not None:
-                tokens[semconv.PROMPT_IDS] = encode_array(shown_prompt)
-            self._choices(choices, packed, tokens)
-        if decoder is not None:
-            errors: list[str] = []
-            if payload.prompt_ids is not None and semconv.INPUT_MESSAGES not in result.text:
-                text, error = decoder.continuation(before, delta.ids)
-                result.text[semconv.INPUT_MESSAGES] = _json([_message("user", text)])
-                errors += [f"prompt: {error}"] if error else []
-            if payload.response_ids is not None:
-                text, error = decoder.continuation(prompt[-64:], response)
-                result.text[semconv.OUTPUT_MESSAGES] = _json(
-                    [_message("assistant", text, _finish_reason(result.base))]
-                )
-                errors += [f"response: {error}"] if error else []
-            if choices is not None:
-                messages = []
-                for number, (choice, ids) in enumerate(zip(choices, packed, strict=True)):
-                    text, error = decoder.continuation(prompt[-64:], ids)
-                    messages.append(_message("assistant", text, choice.finish_reason))
-                    errors += [f"choice {number}: {error}"] if error else []
-                result.text[semconv.OUTPUT_MESSAGES] = _json(messages)
-            if errors:
-                result.base[semconv.DECODE_ERROR] = "; ".join(errors)
-
-    def _response(self, payload: Payload, response: array[int], tokens: dict[str, Any]) -> None:
-        if payload.response_ids is not None:
-            tokens[semconv.RESPONSE_IDS] = encode_array(response)
-        if payload.logprobs is not None:
-            tokens[semconv.RESPONSE_LOGPROBS] = encode_array(array("f", payload.logprobs))
-            tokens[semconv.LOGPROBS_ENCODING] = FLOAT32
-        self._mask(payload, tokens)
-
-    @staticmethod
-    def _choices(
-        choices: Sequence[Choice], packed: Sequence[array[int]], tokens: dict[str, Any]
-    ) -> None:
-        tokens[semconv.CHOICES_IDS] = [encode_array(ids) for ids in packed]
-        if any(choice.logprobs is not None for choice in choices):
-            tokens[semconv.CHOICES_LOGPROBS] = [
-                encode_array(array("f", choice.logprobs or ())) for choice in choices
-            ]
-            tokens[semconv.LOGPROBS_ENCODING] = FLOAT32
-
-    @staticmethod
-    def _mask(payload: Payload, tokens: dict[str, Any]) -> None:
-        if payload.mask is not None:
-            tokens[semconv.RESPONSE_MASK] = encode_array(array("B", payload.mask))
-            tokens[semconv.MASK_ENCODING] = UINT8
-
-    def _root(
+    def _tokens(
         self,
+        key: Key,
+        span: ReadableSpan,
         payload: Payload,
-        prompt: array[int],
-        response: array[int],
-        turns: Turns,
-        decoder: Decoder | None,
         result: Assembled,
+        omitted: list[str],
     ) -> None:
+        parts = parts_of(payload, omitted)
+        text = Decoding(self._decoder(payload.model) if parts.any_ids else None)
+        if payload.is_root:
+            self._root(self._trajectories.known(key), parts, text, result)
+        elif parts.any_ids:
+            assert span.context is not None
+            self._turn(self._trajectories.of(key), span.context.span_id, parts, text, result)
+            self._trajectories.trim()
+        if text.errors:
+            result.base[semconv.DECODE_ERROR] = "; ".join(text.errors)
+
+    def _turn(
+        self, turns: Turns, span_id: int, parts: Parts, text: Decoding, result: Assembled
+    ) -> None:
+        prompt = parts.prompt if parts.prompt is not None else NO_IDS
+        response = parts.response if parts.response is not None else NO_IDS
+        delta, before = turns.delta(prompt) if self._deltas else (Delta(prompt), NO_IDS)
+        turns.remember(span_id, prompt, response)
+        if delta.prefix_span_id is not None:
+            # with the text as well: it is the text of what is new
+            result.text[semconv.PROMPT_PREFIX_SPAN] = f"{delta.prefix_span_id:016x}"
+            result.text[semconv.PROMPT_PREFIX_LENGTH] = delta.length
+        new = delta.ids if parts.prompt is not None else None
+        result.tokens.update(replace(parts, prompt=new).attributes())
+        if new is not None and semconv.INPUT_MESSAGES not in result.text:
+            shown = text.of("prompt", new, before)
+            if shown is not None:
+                result.text[semconv.INPUT_MESSAGES] = _json([_message("user", shown)])
+        answers = []
+        if parts.response is not None:
+            answers.append(("response", parts.response, _finish_reason(result.base)))
+        for number, choice in enumerate(parts.choices):
+            answers.append((f"choice {number}", choice.ids, choice.finish_reason))
+        messages = []
+        for what, ids, finish_reason in answers:
+            shown = text.of(what, ids, prompt[-_SEAM:])
+            if shown is not None:
+                messages.append(_message("assistant", shown, finish_reason))
+        if messages:
+            result.text[semconv.OUTPUT_MESSAGES] = _json(messages)
+
+    @staticmethod
+    def _root(turns: Turns, parts: Parts, text: Decoding, result: Assembled) -> None:
         """The root refers to its turns and repeats none of their ids; its text is whole."""
         if turns.span_ids:
             result.tokens[semconv.TURNS] = [f"{span_id:016x}" for span_id in turns.span_ids]
-            self._mask(payload, result.tokens)
+            result.tokens.update(Parts(mask=parts.mask).attributes())
         else:
-            shown = _same_width(prompt, response)
-            result.tokens[semconv.IDS_ENCODING] = ids_encoding(shown[0])
-            result.tokens[semconv.PROMPT_IDS] = encode_array(shown[0])
-            self._response(payload, shown[1], result.tokens)
-        if decoder is None:
-            return
-        prompt_text, prompt_error = decoder.text(prompt)
-        response_text, response_error = decoder.text(response)
-        result.text[semconv.INPUT_MESSAGES] = _json([_message("user", prompt_text)])
-        result.text[semconv.OUTPUT_MESSAGES] = _json([_message("assistant", response_text)])
-        errors = [
-            f"{part}: {error}"
-            for part, error in (("prompt", prompt_error), ("response", response_error))
-            if error
-        ]
-        if errors:
-            result.base[semconv.DECODE_ERROR] = "; ".join(errors)
+            result.tokens.update(parts.attributes())
+        for what, key, role, ids in (
+            ("prompt", semconv.INPUT_MESSAGES, "user", parts.prompt),
+            ("response", semconv.OUTPUT_MESSAGES, "assistant", parts.response),
+        ):
+            shown = text.of(what, ids) if ids is not None else None
+            if shown is not None:
+                result.text[key] = _json([_message(role, shown)])
 
     # --- limits and content ----------------------------------------------------------------------
 
@@ -283,14 +236,21 @@ class Assembler:
             )
             attributes: dict[str, Any] = {"exception.type": kind}
             if self._content:
-                attributes["exception.message"] = str(error)
-                attributes["exception.stacktrace"] = "".join(error.format())
+                attributes["exception.message"] = clean_text(str(error))[:_MAX_MESSAGE]
+                attributes["exception.stacktrace"] = clean_text("".join(error.format()))[
+                    :_MAX_STACK
+                ]
             events.append(Event("exception", attributes, when))
         return events
 
     @staticmethod
     def _strip(result: Assembled) -> None:
-        """Without content, an error keeps its type and no word of its message."""
+        """Without content, an error keeps its type and no word of its message.
+
+        Spans of other instrumentations too: each has a switch of its own, and not all heed ours.
+        """
+        for key in _CONTENT_KEYS & result.base.keys():
+            del result.base[key]
         if result.span.status.description:
             result.status = Status(result.span.status.status_code)
         result.events = [
@@ -300,6 +260,21 @@ class Assembler:
 
 
 _MESSAGE_KEYS: Final = frozenset({semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES})
+_CONTENT_KEYS: Final = frozenset(
+    {
+        *_MESSAGE_KEYS,
+        semconv.INPUT,
+        semconv.OUTPUT,
+        semconv.TOOL_ARGUMENTS,
+        semconv.TOOL_RESULT,
+        "gen_ai.system_instructions",
+        "gen_ai.tool.definitions",
+        "gen_ai.prompt",
+        "gen_ai.completion",
+        "exception.message",
+        "exception.stacktrace",
+    }
+)
 _KEPT_TEXT: Final = frozenset({"exception.type", semconv.EVALUATION_NAME})
 
 
@@ -309,13 +284,6 @@ def _without_text(attributes: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in attributes.items()
         if key in _KEPT_TEXT or isinstance(value, (bool, int, float))
     }
-
-
-def _same_width(*parts: array[int]) -> tuple[array[int], ...]:
-    """Return all in the widest of their types: a span says its encoding once."""
-    if len({part.typecode for part in parts}) == 1:
-        return parts
-    return tuple(array("q", part) for part in parts)
 
 
 def _json(value: Any) -> str:
@@ -356,14 +324,18 @@ def _genai(message: dict[str, Any]) -> dict[str, Any]:
                 parts.append({"type": "text", "content": piece.get("text", "")})
             else:
                 parts.append(piece)
-    for call in message.get("tool_calls") or []:
-        function = call.get("function", {}) if isinstance(call, dict) else {}
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):  # malformed, as the model gave it
+            parts.append({"type": "tool_call", "name": None, "arguments": call})
+            continue
         part = {
             "type": "tool_call",
             "name": function.get("name"),
             "arguments": function.get("arguments"),
         }
-        if isinstance(call, dict) and call.get("id") is not None:
+        if call.get("id") is not None:
             part["id"] = call["id"]
         parts.append(part)
     return {"role": message.get("role", "user"), "parts": parts}

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
 MAX_BYTES: Final = 64 << 20
 """Token ids remembered over all open trajectories; the oldest trajectory is forgotten first."""
 _TURNS_KEPT: Final = 8
+_TURN_BYTES: Final = 256
 _WORTH_IT: Final = 16
 """A shorter common part than this many tokens is not worth a reference."""
+
+Key = tuple[int, Hashable]
+"""Trace id, and what tells apart the trajectories of one trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Turns:
     def remember(self, span_id: int, prompt: array[int], response: array[int]) -> None:
         """Remember a turn for those that follow it."""
         self.span_ids.append(span_id)
+        self.bytes += _TURN_BYTES
         if prompt.typecode != response.typecode:
             return
         whole = prompt + response
@@ -68,30 +74,44 @@ class Turns:
 
 
 class Trajectories:
-    """The turns of every trajectory that is open, by trace id and trajectory."""
+    """The turns of every trajectory that is open.
+
+    A trajectory is known by its trace and its values: a nested one is in the trace of another.
+    """
 
     def __init__(self) -> None:
-        self._turns: OrderedDict[object, Turns] = OrderedDict()
+        self._turns: OrderedDict[Key, Turns] = OrderedDict()
+        self._in_trace: dict[int, set[Key]] = {}
 
-    def of(self, key: object) -> Turns:
+    def of(self, key: Key) -> Turns:
         """Return the turns of one trajectory."""
         turns = self._turns.get(key)
         if turns is None:
             turns = self._turns[key] = Turns()
+            self._in_trace.setdefault(key[0], set()).add(key)
         else:
             self._turns.move_to_end(key)
         return turns
+
+    def known(self, key: Key) -> Turns:
+        """Return the turns of one trajectory, none where it has had none."""
+        return self._turns.get(key) or Turns()
 
     def trim(self) -> None:
         """Forget the trajectories that were idle longest, down to :data:`MAX_BYTES`."""
         total = sum(turns.bytes for turns in self._turns.values())
         while total > MAX_BYTES and len(self._turns) > 1:
-            _, turns = self._turns.popitem(last=False)
+            key, turns = self._turns.popitem(last=False)
             total -= turns.bytes
+            keys = self._in_trace[key[0]]
+            keys.discard(key)
+            if not keys:
+                del self._in_trace[key[0]]
 
-    def close(self, key: object) -> Turns | None:
-        """Forget one trajectory, and return what it had."""
-        return self._turns.pop(key, None)
+    def close(self, trace_id: int) -> None:
+        """Forget the trajectories of a trace."""
+        for key in self._in_trace.pop(trace_id, ()):
+            del self._turns[key]
 
 
 def common_prefix(a: array[int], b: array[int]) -> int:

@@ -8,7 +8,9 @@ as serialized text; the copy itself is built at its first use, by the worker.
 from __future__ import annotations
 
 import copy
+import os
 import threading
+import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -16,6 +18,7 @@ from typing import Any, Final
 from otel_rollout.diagnostics import report_internal_error, say_once
 
 _HIGHEST_ID: Final = 2**32 - 1
+_PART_OF_A_CHARACTER: Final = "\ufffd"
 _WINDOW: Final = 8
 """Tokens before a delta that are decoded with it, so that no character is cut at the seam."""
 
@@ -52,15 +55,32 @@ class Decoder:
         )
 
     def continuation(self, before: array[int], ids: array[int]) -> tuple[str, str | None]:
-        """Return the text that ``ids`` add after ``before``, whole characters at the seam."""
-        window = before[-_WINDOW:]
-        if not window:
-            return self.text(ids)
-        text, error = self.text(window + ids)
-        head, _ = self.text(window)
-        if text.startswith(head):
-            return text[len(head) :], error
-        return self.text(ids)
+        """Return the text that ``ids`` add after ``before``, whole characters at the seam.
+
+        A character whose first bytes are in ``before`` belongs to the continuation. Of ``before``,
+        the last few dozen tokens are enough.
+        """
+        alone, error = self.text(ids)
+        if not before:
+            return alone, error
+        if before.typecode != ids.typecode:
+            before, ids = array("q", before), array("q", ids)
+        window, head = self._window(before)
+        text, _ = self.text(window + ids)
+        while not text.startswith(head):
+            if not head.endswith(_PART_OF_A_CHARACTER):
+                return alone, error
+            head = head[:-1]
+        return text[len(head) :], error
+
+    def _window(self, before: array[int]) -> tuple[array[int], str]:
+        """Return the last few of ``before``, not beginning within a character, and their text."""
+        start = max(0, len(before) - _WINDOW)
+        head, _ = self.text(before[start:])
+        while start > 0 and head.startswith(_PART_OF_A_CHARACTER):
+            start -= 1
+            head, _ = self.text(before[start:])
+        return before[start:], head
 
 
 def _runs(ids: array[int], size: int) -> Iterator[tuple[bool, list[int]]]:
@@ -80,11 +100,25 @@ def _runs(ids: array[int], size: int) -> Iterator[tuple[bool, list[int]]]:
 class _Registered:
     """A tokenizer's private copy; the decoder is built when it is first needed."""
 
-    def __init__(self, build: Callable[[], Decoder]) -> None:
-        self._build = build
+    def __init__(self, tokenizer: Any) -> None:
+        self._build = _builder(tokenizer)
+        self._size = _vocabulary_size(tokenizer)
         self._decoder: Decoder | None = None
         self._failed = False
+        self.new_lock()
+        try:
+            self._source: weakref.ref[Any] | None = weakref.ref(tokenizer)
+        except TypeError:
+            self._source = None
+
+    def new_lock(self) -> None:
+        """Forget who holds the lock: in a forked child, nobody does."""
         self._lock = threading.Lock()
+
+    def is_of(self, tokenizer: Any) -> bool:
+        """Return whether this is a copy of ``tokenizer`` as it is now."""
+        same = self._source is not None and self._source() is tokenizer
+        return same and self._size == _vocabulary_size(tokenizer)
 
     def decoder(self) -> Decoder | None:
         with self._lock:
@@ -102,17 +136,14 @@ class Tokenizers:
 
     def __init__(self) -> None:
         self._by_model: dict[str | None, _Registered] = {}
-        self._sources: dict[str | None, int] = {}
 
     def register(self, tokenizer: Any, model: str | None = None, *, default: bool = True) -> None:
         """See :func:`otel_rollout.register_tokenizer`; ``default=False``: one there stays."""
-        if self._sources.get(model) == id(tokenizer) and None in self._by_model:
-            return
-        registered = _Registered(_builder(tokenizer))
-        self._by_model[model] = registered
+        registered = self._by_model.get(model)
+        if registered is None or not registered.is_of(tokenizer):
+            registered = self._by_model[model] = _Registered(tokenizer)
         if default or None not in self._by_model:
             self._by_model[None] = registered
-        self._sources[model] = id(tokenizer)
 
     def decoder(self, model: str | None) -> Decoder | None:
         """Return the decoder for ``model``, or the default one, or ``None``."""
@@ -122,10 +153,16 @@ class Tokenizers:
     def clear(self) -> None:
         """Forget every tokenizer."""
         self._by_model.clear()
-        self._sources.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's worker may have been building a decoder."""
+        for registered in self._by_model.values():
+            registered.new_lock()
 
 
 tokenizers = Tokenizers()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=tokenizers.after_fork)
 
 
 def register_tokenizer(tokenizer: Any, model: str | None = None) -> None:
