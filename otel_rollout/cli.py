@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from otel_rollout._version import __version__
+from otel_rollout.commands.doctor import doctor
 from otel_rollout.commands.push import push
 from otel_rollout.settings import settings
 
@@ -24,6 +25,7 @@ def main() -> None:
 
 
 main.add_command(push)
+main.add_command(doctor)
 
 
 @main.command()

@@ -46,10 +46,12 @@ class Outcome:
     duplicated: int = 0
     unknown: int = 0
     """On the server, but ended nowhere."""
+    longest_stall_s: float = 0.0
+    """Longest that a process got no turn in the second before its death."""
     before_push: int = 0
     """On the server before the push."""
     exit_s: list[float] = field(default_factory=list)
-    """From the end of the rollout to the end of the process."""
+    """From the end of the rollout to behind the provider's shutdown."""
     push_status: int = -1
     push_s: float = 0.0
     push_said: str = ""
@@ -101,8 +103,8 @@ class Bench:
         outcome = Outcome(processes=processes)
         due: set[str] = set()
         late: set[str] = set()
-        for journal, death in self._end_all(folder, end, processes, seconds, environ, outcome):
-            for span, ended in journal:
+        for spans, death in self._end_all(folder, end, processes, seconds, environ, outcome):
+            for span, ended in spans:
                 (due if death is None or ended < death - WITHIN_S else late).add(span)
         self._push(state, store, environ, outcome, project, state_lasts)
         found = self.ids(project)
@@ -158,14 +160,16 @@ class Bench:
             thread.join()
         for journal, child, _ in children:
             spans, marks = read_journal(journal)
-            died = deaths.get(journal)
-            if "exit" in marks and died is not None:
-                outcome.exit_s.append(died - marks["exit"])
+            if "gone" in marks and "exit" in marks:
+                outcome.exit_s.append(marks["gone"] - marks["exit"])
             assert spans, (folder, end, child.returncode)
-            if end.startswith("SIG"):
-                yield spans, died
-            else:
-                yield spans, marks.get("death")
+            death = deaths.get(journal) if end.startswith("SIG") else marks.get("death")
+            if death is not None:
+                # A process that gets no turn cannot write: that time does not count.
+                stall = longest_stall(journal, death - 1.0, death)
+                outcome.longest_stall_s = max(outcome.longest_stall_s, stall)
+                death -= stall
+            yield spans, death
 
     def _end(self, end: str, journal: Path, child: subprocess.Popen[bytes], length: float) -> None:
         if end.startswith("SIG"):
@@ -228,6 +232,16 @@ def read_journal(path: Path) -> tuple[list[tuple[str, float]], dict[str, float]]
         elif len(parts) == 2:
             marks[parts[0]] = float(parts[1])
     return spans, marks
+
+
+def longest_stall(path: Path, start: float, end: float) -> float:
+    """How long the process got no turn at a stretch, between two times."""
+    found = [0.0]
+    for line in path.read_text().splitlines():
+        what, _, at = line.rpartition(" ")
+        if what.startswith("stall:") and start <= float(at) <= end + 1:
+            found.append(float(what.removeprefix("stall:")))
+    return max(found)
 
 
 def secrets_in(folder: Path) -> list[str]:

@@ -11,8 +11,10 @@ killed). `OTEL_ROLLOUT_TEST_TELEMETRY=0` rolls out without telemetry.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,6 +33,20 @@ class Journal:
     def ended(self, span: object) -> None:
         context = span.get_span_context()  # type: ignore[attr-defined]
         self.note(f"span {context.span_id:016x}")
+
+
+def watch_stalls(journal: Journal) -> None:
+    """Note when this process got no turn for long: on a busy machine that is nobody's fault."""
+
+    def watch() -> None:
+        while True:
+            before = time.monotonic()
+            time.sleep(0.01)
+            stall = time.monotonic() - before - 0.01
+            if stall > 0.02:
+                journal.note(f"stall:{stall:.3f}")
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def set_up() -> None:
@@ -86,6 +102,7 @@ def fork(journal: Journal, seconds: float, size: int) -> None:
     for abruptly in (False, True):
         child = os.fork()
         if child == 0:
+            watch_stalls(journal)
             asyncio.run(roll_out(journal, seconds / 2, size))
             if abruptly:
                 journal.note("death")
@@ -102,8 +119,10 @@ def main() -> None:
     path, end, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     size = int(os.environ.get("OTEL_ROLLOUT_TEST_SIZE", "300"))
     journal = Journal(path)
+    atexit.register(journal.note, "gone")  # called after the provider's own handler
     if os.environ.get("OTEL_ROLLOUT_TEST_TELEMETRY") != "0":
         set_up()
+    watch_stalls(journal)
     journal.note("begin")
     if end == "fork":
         fork(journal, seconds, size)

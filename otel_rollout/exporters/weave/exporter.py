@@ -15,6 +15,7 @@ import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from otel_rollout import delivery_state, self_metrics, semconv
 from otel_rollout.diagnostics import logger, report_internal_error, say_once
 from otel_rollout.exporters import retention, spool
 from otel_rollout.exporters.segments import SegmentWriter
@@ -50,6 +51,7 @@ class WeaveSpanExporter(SpanExporter):
         active_exporters += 1
         self._settings = configuration or settings()
         self._begin()
+        self_metrics.observe(self_metrics.EXPORTER, self, _gauges)
         if hasattr(os, "register_at_fork"):
             begin = weakref.WeakMethod(self._begin)
             os.register_at_fork(after_in_child=lambda: (method := begin()) and method())
@@ -86,6 +88,7 @@ class WeaveSpanExporter(SpanExporter):
 
     def _spool(self, span: ReadableSpan) -> None:
         call = calls.call_of(span)
+        self.counters["decode_errors"] += semconv.DECODE_ERROR in (span.attributes or {})
         meta = {
             "kind": spool.CALL,
             "id": call["id"],
@@ -173,11 +176,25 @@ class WeaveSpanExporter(SpanExporter):
         )
 
     def _summarize(self) -> None:
-        found = {name: count for name, count in sorted(self.counters.items()) if count}
-        if found:
-            lost = any(name.startswith(("dropped", "failed_conversion")) for name in found)
-            logger.log(
-                logging.WARNING if lost else logging.INFO,
-                "otel-rollout: %s",
-                ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found.items()),
-            )
+        """Say in one line what became of everything, as a warning where something was lost."""
+        found = self_metrics.counts()
+        with contextlib.suppress(OSError):
+            if any(found.values()):
+                delivery_state.note_counters(self._settings.directory, found)
+        if any(found.values()):
+            lost = any(count for name, count in found.items() if self_metrics.is_loss(name))
+            level = logging.WARNING if lost else logging.INFO
+            logger.log(level, "otel-rollout: %s", self_metrics.in_words(found))
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes in the spool that this process has yet to deliver."""
+        return self._shipper.lag_bytes if self._shipper is not None else 0
+
+
+def _gauges(exporter: WeaveSpanExporter) -> dict[str, float]:
+    counters = exporter.counters
+    return {
+        "inflight": max(0, counters["spooled"] - counters["shipped"] - counters["dead_letters"]),
+        "lag_bytes": exporter.lag_bytes,
+    }

@@ -18,6 +18,7 @@ from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
+from otel_rollout import delivery_state, self_metrics
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.exporters import retention, spool
 from otel_rollout.exporters.claims import claim
@@ -77,6 +78,7 @@ class Shipper:
         self._dropped = DroppedTrajectories(self._directory)
         self._next_orphans = time.monotonic() + _FIRST_ORPHANS_S
         self._next_room = 0.0
+        self._noted: Counter[str] = Counter()
         # Jitter has a generator of its own: the training's is neither read nor moved.
         self._random = random.Random(os.urandom(16))
 
@@ -172,6 +174,7 @@ class Shipper:
             if client is not None
             else None
         )
+        delivery_state.forget_old(self._settings.directory)
         pause = 0.0
         while True:
             last = self._wait(pause)
@@ -213,7 +216,9 @@ class Shipper:
         return self._where is not None and self._is_behind()
 
     def _until_next_look(self) -> float:
-        next_look = self._next_orphans if self._where is not None else self._next_room
+        next_look = self._next_room
+        if self._where is not None:
+            next_look = min(next_look, self._next_orphans)
         return max(0.05, next_look - time.monotonic())
 
     def _next_pause(self, pause: float, error: ServerError | None) -> float:
@@ -252,6 +257,14 @@ class Shipper:
         if time.monotonic() >= self._next_room:
             self._next_room = time.monotonic() + _ROOM_S
             retention.make_room(self._directory, self._settings.max_disk, self._counters)
+            self._note_counters()
+
+    def _note_counters(self) -> None:
+        found = self_metrics.counts()
+        if found != self._noted:
+            self._noted = found
+            with contextlib.suppress(OSError):  # a full disk: the spool says so
+                delivery_state.note_counters(self._settings.directory, found)
 
     def _deliver_own(self, sender: Sender) -> None:
         self._memory.send(sender)
