@@ -54,12 +54,14 @@ class Call:
 
 
 def plain(value: Any) -> Any:
-    """The client's traced containers as Python's own."""
+    """The client's traced containers and boxed numbers as Python's own."""
+    from weave.trace.box import unbox
+
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return value
+    return unbox(value)
 
 
 @dataclass
