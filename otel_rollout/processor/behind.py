@@ -5,20 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from opentelemetry.context import Context
+from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.exporters.bounded import ByteBoundedExporter
 from otel_rollout.processor.assembly import LEVELS
+from otel_rollout.randomness import give_exporters_their_own
 
 
 class Behind(Protocol):
     """One of the things that spans are handed to; ``level``: what of the payload it gets."""
 
+    name: str
     level: str
     holds_back: bool
     """Whether it keeps spans back for a fuller batch, and needs a flush now and then."""
@@ -32,8 +35,8 @@ class Behind(Protocol):
     def outside(self, span: ReadableSpan) -> bool:
         """A span of no trajectory has ended; False: hand it over from the worker thread."""
 
-    def emit(self, spans: Sequence[ReadableSpan]) -> None:
-        """Take rebuilt spans; on the worker thread."""
+    def emit(self, spans: Sequence[ReadableSpan]) -> int:
+        """Take rebuilt spans, on the worker thread; return how many of them it did not take."""
 
     def force_flush(self, timeout_millis: int) -> bool:
         """Export what is held back."""
@@ -48,7 +51,11 @@ class ProcessorBehind:
     holds_back = True
 
     def __init__(self, processor: SpanProcessor, level: str) -> None:
-        self.level = getattr(processor, "rollout_payload", level)
+        self.name = type(processor).__name__
+        exporter = getattr(processor, "span_exporter", None)
+        self.level = getattr(
+            processor, "rollout_payload", getattr(exporter, "rollout_payload", level)
+        )
         self._processor = processor
 
     def on_start(self, span: Span, parent_context: Context | None) -> None:
@@ -66,10 +73,16 @@ class ProcessorBehind:
         self._processor.on_end(span)
         return True
 
-    def emit(self, spans: Sequence[ReadableSpan]) -> None:
+    def emit(self, spans: Sequence[ReadableSpan]) -> int:
         """Hand rebuilt spans over."""
+        failed = 0
         for span in spans:
-            self._processor.on_end(span)
+            try:
+                self._processor.on_end(span)
+            except Exception as error:
+                failed += 1
+                report_internal_error(f"on_end of {self.name}", error)
+        return failed
 
     def force_flush(self, timeout_millis: int) -> bool:
         """Flush it."""
@@ -86,6 +99,7 @@ class ExporterBehind:
     holds_back = False
 
     def __init__(self, exporter: SpanExporter, level: str) -> None:
+        self.name = type(exporter).__name__
         self.level = getattr(exporter, "rollout_payload", level)
         self._exporter = exporter
 
@@ -99,9 +113,13 @@ class ExporterBehind:
         """Let the worker hand it over: nothing is exported on the caller's thread."""
         return False
 
-    def emit(self, spans: Sequence[ReadableSpan]) -> None:
-        """Export."""
-        self._exporter.export(spans)
+    def emit(self, spans: Sequence[ReadableSpan]) -> int:
+        """Export those that are sampled, as the SDK's own processors do."""
+        sampled = [span for span in spans if span.context and span.context.trace_flags.sampled]
+        if not sampled:
+            return 0
+        result = self._exporter.export(sampled)
+        return len(sampled) if result is SpanExportResult.FAILURE else 0
 
     def force_flush(self, timeout_millis: int) -> bool:
         """Flush it."""
@@ -117,9 +135,12 @@ def behind(thing: SpanProcessor | SpanExporter, level: str, max_batch_bytes: int
 
     A stock ``BatchSpanProcessor`` around an exporter that spools by itself (Weave's) is taken
     apart: a second queue would only be something to lose. Around any other exporter it stays, and
-    its batches are bounded in bytes.
+    its batches are bounded in bytes, as are those that an exporter gets from the worker thread.
     """
+    give_exporters_their_own()
     if isinstance(thing, SpanExporter):
+        if getattr(thing, "rollout_payload", None) not in LEVELS:
+            thing = ByteBoundedExporter(thing, max_batch_bytes)
         return ExporterBehind(thing, level)
     inner = getattr(thing, "span_exporter", None)
     if isinstance(thing, BatchSpanProcessor) and inner is not None:
@@ -139,9 +160,7 @@ def behind(thing: SpanProcessor | SpanExporter, level: str, max_batch_bytes: int
 
 
 class _Discarding(SpanExporter):
-    def export(self, spans: Sequence[ReadableSpan]) -> Any:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
 
 
@@ -163,7 +182,8 @@ def within(timeout: float, call: Callable[[float], bool], what: str) -> bool:
 
     def run() -> None:
         try:
-            result.append(call(timeout))
+            with suppress_instrumentation():
+                result.append(call(timeout))
         except Exception as error:
             report_internal_error(what, error)
             result.append(False)

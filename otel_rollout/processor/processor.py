@@ -85,7 +85,10 @@ class RolloutSpanProcessor(SpanProcessor):
             if scope is None or scope.name != semconv.SCOPE:
                 span.set_attributes(identity.attributes)
         for thing in self._behind:
-            thing.on_start(span, parent_context)
+            try:
+                thing.on_start(span, parent_context)
+            except Exception as error:
+                report_internal_error(f"on_start of {thing.name}", error)
 
     def _remember(self, span: Span, identity: Identity) -> None:
         if not self._limit_known:
@@ -101,7 +104,10 @@ class RolloutSpanProcessor(SpanProcessor):
         if identity is not None and not identity.sampled:
             return
         for thing in self._behind:
-            thing.on_ending(span)
+            try:
+                thing.on_ending(span)
+            except Exception as error:
+                report_internal_error(f"_on_ending of {thing.name}", error)
 
     @contained("RolloutSpanProcessor.on_end", None)
     def on_end(self, span: ReadableSpan) -> None:
@@ -121,8 +127,13 @@ class RolloutSpanProcessor(SpanProcessor):
         self._worker.put(item, item.size())
 
     def _pass_outside(self, span: ReadableSpan) -> None:
-        waiting = [thing for thing in self._behind if not thing.outside(span)]
-        if waiting:
+        waits = False
+        for thing in self._behind:
+            try:
+                waits = not thing.outside(span) or waits
+            except Exception as error:
+                report_internal_error(f"on_end of {thing.name}", error)
+        if waits:
             item = Item(span, None, None)
             self._worker.put(item, item.size())
 
@@ -148,9 +159,10 @@ class RolloutSpanProcessor(SpanProcessor):
             if not spans:
                 continue
             try:
-                thing.emit(spans)
+                self.counters["failed_behind"] += thing.emit(spans)
             except Exception as error:
-                report_internal_error(f"handing spans to {type(thing).__name__}", error)
+                self.counters["failed_behind"] += len(spans)
+                report_internal_error(f"handing spans to {thing.name}", error)
             touched = touched or thing.holds_back
         self.counters["handed_on"] += len(assembled)
         if touched:
@@ -159,7 +171,10 @@ class RolloutSpanProcessor(SpanProcessor):
     def _flush_behind(self) -> None:
         for thing in self._behind:
             if thing.holds_back:
-                thing.force_flush(30_000)
+                try:
+                    thing.force_flush(30_000)
+                except Exception as error:
+                    report_internal_error(f"force_flush of {thing.name}", error)
 
     # --- flush and shutdown ----------------------------------------------------------------------
 
@@ -168,6 +183,8 @@ class RolloutSpanProcessor(SpanProcessor):
 
         The timeout holds even if something behind ignores it.
         """
+        if self._shut_down:
+            return True
         deadline = time.monotonic() + timeout_millis / 1000
         done = self._worker.wait_for_all(timeout_millis / 1000)
         for thing in self._behind:

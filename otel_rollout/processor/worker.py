@@ -6,12 +6,14 @@ it is dropped and counted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -22,7 +24,6 @@ _Item = TypeVar("_Item")
 
 BATCH_ITEMS: Final = 64
 BATCH_BYTES: Final = 8 << 20
-_IDLE_S: Final = 60.0
 
 
 class _Barrier:
@@ -59,18 +60,20 @@ class Worker(Generic[_Item]):
 
     def _reset(self) -> None:
         """Start empty: in a new process nothing of the parent's queue or thread is left."""
-        self._items: deque[tuple[_Item | _Barrier, int]] = deque()
-        self._wake = threading.Event()
-        # Reentrant: the end of a span may be triggered by the garbage collector inside `put`.
+        # A span may be ended by the garbage collector, inside any call here and on any thread, the
+        # worker's too: the queue and the lock are of the kinds that this cannot deadlock.
+        self._items: SimpleQueue[tuple[_Item | _Barrier, int]] = SimpleQueue()
         self._lock = threading.RLock()
         self._waiting_bytes = 0
         self._thread: threading.Thread | None = None
+        self._starting = False
+        self._closed = False
         self._stopped = False
 
     @property
     def waiting(self) -> int:
         """Number of items that wait."""
-        return len(self._items)
+        return self._items.qsize()
 
     @property
     def waiting_bytes(self) -> int:
@@ -80,12 +83,12 @@ class Worker(Generic[_Item]):
     def put(self, item: _Item, size: int) -> bool:
         """Queue an item of ``size`` bytes; False when there is no room, or after :meth:`stop`."""
         with self._lock:
-            if self._stopped or self._waiting_bytes + size > self._max_bytes:
+            if self._closed or self._waiting_bytes + size > self._max_bytes:
                 self._counters["dropped_queue_full"] += 1
                 full = True
             else:
                 self._waiting_bytes += size
-                self._items.append((item, size))
+                self._items.put((item, size))
                 full = False
         if full:
             say_once(
@@ -95,69 +98,78 @@ class Worker(Generic[_Item]):
             )
             return False
         self._ensure_thread()
-        self._wake.set()
         return True
 
     def wait_for_all(self, timeout: float) -> bool:
         """Wait until all that was put in before is handled; False after ``timeout`` seconds."""
-        if self._thread is None and not self._items:
-            return True
+        if self._stopped or (self._thread is None and self._items.empty()):
+            return self._items.empty()
         barrier = _Barrier()
-        self._items.append((barrier, 0))
+        self._items.put((barrier, 0))
         self._ensure_thread()
-        self._wake.set()
         return barrier.reached.wait(timeout)
 
     def stop(self, timeout: float) -> bool:
-        """Handle what waits, then take nothing more."""
+        """Take nothing more, and handle what waits."""
+        with self._lock:
+            self._closed = True
         done = self.wait_for_all(timeout)
-        self._stopped = True
-        self._wake.set()
+        if not self._stopped:
+            self._stopped = True
+            self._items.put((_Barrier(), 0))  # wakes the thread, which ends
         return done
 
     def _ensure_thread(self) -> None:
         if self._thread is not None:
             return
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # the interpreter is shutting down: no new threads
-                    self._drain()
-                    return
+            if self._thread is not None or self._starting:
+                return
+            self._starting = True
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
                 self._thread = thread
+                return
+            except RuntimeError:  # the interpreter is shutting down: no new threads
+                pass
+            finally:
+                self._starting = False
+        self._drain()
 
     def _run(self) -> None:
         # An exporter's own HTTP must not be traced, or every batch makes the next one.
         with suppress_instrumentation():
             while not self._stopped:
-                self._wake.wait(_IDLE_S)
-                self._wake.clear()
-                self._drain()
+                self._take(self._items.get())
+            self._drain()
 
     def _drain(self) -> None:
-        while self._items:
-            batch: list[_Item] = []
-            size = 0
-            barrier: _Barrier | None = None
-            while self._items and len(batch) < BATCH_ITEMS and size < BATCH_BYTES:
-                item, item_size = self._items.popleft()
-                if isinstance(item, _Barrier):
-                    barrier = item
-                    break
+        with contextlib.suppress(Empty):
+            while True:
+                self._take(self._items.get_nowait())
+
+    def _take(self, first: tuple[_Item | _Barrier, int]) -> None:
+        """Handle ``first`` and what waits behind it, up to a barrier or a batch's size."""
+        batch: list[_Item] = []
+        item, size = first
+        with contextlib.suppress(Empty):
+            while not isinstance(item, _Barrier):
                 batch.append(item)
+                if len(batch) >= BATCH_ITEMS or size >= BATCH_BYTES:
+                    break
+                item, item_size = self._items.get_nowait()
                 size += item_size
-            if batch:
-                try:
-                    self._handle(batch)
-                except Exception as error:
-                    self._counters["failed_in_worker"] += len(batch)
-                    report_internal_error(f"worker {self._name}", error)
-                with self._lock:
-                    self._waiting_bytes -= size
-            if barrier is not None:
-                barrier.reached.set()
+        if batch:
+            try:
+                self._handle(batch)
+            except BaseException as error:  # an extension's panic is no Exception
+                self._counters["failed_in_worker"] += len(batch)
+                report_internal_error(f"worker {self._name}", error)
+            with self._lock:
+                self._waiting_bytes -= size
+        if isinstance(item, _Barrier):
+            item.reached.set()
 
 
 class QuietFlusher:
