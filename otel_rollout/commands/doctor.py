@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def doctor(directory: Path | None, as_json: bool) -> None:
     refused for good.
     """
     state = delivery_state(settings(), directory)
-    given = {v.name: os.environ[v.name] for v in VARIABLES if os.environ.get(v.name)}
+    given = {v.name: _shown(os.environ[v.name]) for v in VARIABLES if os.environ.get(v.name)}
     if as_json:
         click.echo(json.dumps({"settings": given, "delivery": state.as_dict()}, indent=2))
     else:
@@ -39,3 +40,8 @@ def doctor(directory: Path | None, as_json: bool) -> None:
 def is_ill(state: DeliveryState) -> bool:
     """Return whether something was lost, or waits for somebody to look at it."""
     return bool(state.lost or state.dead_letters or state.dropped_trajectories)
+
+
+def _shown(value: str) -> str:
+    """Return a setting without a password that a URL in it may hold."""
+    return re.sub(r"://[^@/\s]*@", "://***@", value)
