@@ -44,6 +44,9 @@ class Outcome:
     last_moment: int = 0
     """Not on the server, and ended in the last 100 ms before an abrupt death."""
     duplicated: int = 0
+    """Sent twice, and merged by the server."""
+    changed: int = 0
+    """Sent twice with other content, which no server could merge."""
     unknown: int = 0
     """On the server, but ended nowhere."""
     longest_stall_s: float = 0.0
@@ -93,7 +96,7 @@ class Bench:
     ) -> Outcome:
         """Let processes roll out and end in `state`, push, and count."""
         self._count += 1
-        project = f"faults-{os.getpid()}-{self._count}"
+        project = f"faults-{os.getpid()}-{id(self)}-{self._count}"
         folder = self.folder / project
         folder.mkdir()
         store = folder / "store"
@@ -112,7 +115,9 @@ class Bench:
         outcome.lost = len(due - found)
         outcome.last_moment = len(late - found)
         outcome.unknown = len(found - due - late)
-        outcome.duplicated = self.server.counts()["duplicates"] - before["duplicates"]
+        after = self.server.counts()
+        outcome.duplicated = after["duplicates"] - before["duplicates"]
+        outcome.changed = after["changed"] - before["changed"]
         outcome.secrets = secrets_in(folder)
         return outcome
 

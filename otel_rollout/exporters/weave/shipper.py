@@ -267,7 +267,10 @@ class Shipper:
                 delivery_state.note_counters(self._settings.directory, found)
 
     def _deliver_own(self, sender: Sender) -> None:
-        self._memory.send(sender)
+        if len(self._memory):
+            self._memory.send(sender)
+            with self._changed:
+                self._changed.notify_all()
         while self._own:
             with self._changed:
                 segment, is_last = self._own[0], len(self._own) == 1
