@@ -11,8 +11,11 @@ import dataclasses
 import datetime
 import enum
 import math
+import numbers
 import uuid
-from collections.abc import Callable, Mapping, Set
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping, Set, ValuesView
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -20,9 +23,14 @@ from otel_rollout.identity import clean_text
 
 MAX_DEPTH: Final = 16
 MAX_NODES: Final = 20_000
+"""Elements of all containers together; a long list of plain numbers counts for a 64th."""
 MAX_TEXT: Final = 1 << 20
 """Characters of one text; what is beyond is cut, and the text says so."""
+MAX_ALL_TEXT: Final = 8 << 20
+"""Characters of all texts together."""
 _PLAIN_LIST: Final = 256
+_NUMBERS_PER_NODE: Final = 64
+_MAX_DATA_URL: Final = 1024
 _INT64: Final = range(-(2**63), 2**64)
 
 
@@ -36,8 +44,6 @@ def take(value: Any) -> Any:
 
 def text_of(value: Any) -> str:
     """Return ``value`` as clean text of bounded length; never raises."""
-    if isinstance(value, str):
-        return _bounded(value)
     try:
         return _bounded(str(value))
     except Exception as error:
@@ -45,9 +51,14 @@ def text_of(value: Any) -> str:
 
 
 def _bounded(text: str) -> str:
+    text = str.__str__(text)  # of a subclass, the text itself
+    if len(text) > _MAX_DATA_URL and text.startswith("data:"):  # an image in a message
+        head, base64, data = text.partition(";base64,")
+        if base64 and len(head) < _MAX_DATA_URL:
+            text = f"{head}{base64}… ({len(data)} characters cut)"
     if len(text) > MAX_TEXT:
         text = f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT} more characters cut)"
-    return clean_text(str.__str__(text))
+    return clean_text(text)
 
 
 class _Snapshot:
@@ -55,6 +66,7 @@ class _Snapshot:
 
     def __init__(self) -> None:
         self.nodes = 0
+        self.characters = 0
         self.path: set[int] = set()
 
     def of(self, value: Any, depth: int) -> Any:
@@ -62,14 +74,11 @@ class _Snapshot:
         if value is None or kind is bool:
             return value
         if kind is str:
-            return _bounded(value)
+            return self._text(value)
         if kind is int:
-            return value if value in _INT64 else str(value)
+            return value if value in _INT64 else text_of(value)
         if kind is float:
             return value if math.isfinite(value) else str(value)
-        self.nodes += 1
-        if self.nodes > MAX_NODES:
-            return "… (more was cut)"
         if depth > MAX_DEPTH:
             return f"<{kind.__name__}: nested too deeply>"
         if id(value) in self.path:
@@ -82,13 +91,18 @@ class _Snapshot:
         finally:
             self.path.discard(id(value))
 
+    def _text(self, text: str) -> str:
+        text = _bounded(text)
+        if self.characters + len(text) > MAX_ALL_TEXT:
+            return f"… ({len(text)} characters cut)"
+        self.characters += len(text)
+        return text
+
     def _container(self, value: Any, kind: type, depth: int) -> Any:
         if isinstance(value, Mapping):
             return self._mapping(value, depth)
-        if isinstance(value, (list, tuple)):
-            return self._sequence(value, depth)
-        if isinstance(value, Set):
-            return self._sequence(list(value), depth)
+        if isinstance(value, (list, tuple, array, Set, deque, range, ValuesView)):
+            return self._elements(value, depth)
         if isinstance(value, enum.Enum):
             return self.of(value.value, depth + 1)
         if isinstance(value, (bool, int)):
@@ -96,7 +110,7 @@ class _Snapshot:
         if isinstance(value, float):
             return self.of(float(value), depth + 1)
         if isinstance(value, str):
-            return _bounded(value)
+            return self._text(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
             return {"type": "bytes", "size": memoryview(value).nbytes}
         if isinstance(value, (datetime.date, datetime.time)):
@@ -104,38 +118,61 @@ class _Snapshot:
         if isinstance(value, (uuid.UUID, PurePath)):
             return clean_text(str(value))
         if isinstance(value, BaseException):
-            return {"type": kind.__qualname__, "message": text_of(value)}
+            return {"type": kind.__qualname__, "message": self._text(text_of(value))}
+        if isinstance(value, type):
+            return text_of(value)
+        if isinstance(value, numbers.Integral):  # numpy's scalars
+            return self.of(int(value), depth + 1)
+        if isinstance(value, numbers.Real):
+            return self.of(float(value), depth + 1)
         for test, describe in _FOREIGN:
             if test(value):
                 return self.of(describe(value), depth + 1)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if dataclasses.is_dataclass(value):
             names = [f.name for f in dataclasses.fields(value)]
             return self._mapping({name: getattr(value, name, None) for name in names}, depth)
-        return text_of(value) if isinstance(value, type) else _shown(value)
+        return self._text(_shown(value))
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, item in value.items():
+            self.nodes += 1
             if self.nodes > MAX_NODES:
                 result["…"] = "more was cut"
                 break
-            name = key if type(key) is str else text_of(key)
-            result[clean_text(name)] = self.of(item, depth + 1)
+            result[self._text(text_of(key))] = self.of(item, depth + 1)
         return result
 
-    def _sequence(self, value: Any, depth: int) -> list[Any]:
-        if len(value) > _PLAIN_LIST and all(type(item) is int for item in value[:8]):
-            # token ids, most likely: one pass without a call for each element
-            self.nodes += len(value) // 64
-            if all(type(item) is int and item in _INT64 for item in value):
-                return list(value)
+    def _elements(self, value: Any, depth: int) -> list[Any]:
+        if len(value) > _PLAIN_LIST and isinstance(value, (list, tuple, array, range)):
+            numbers_ = self._numbers(value)
+            if numbers_ is not None:
+                return numbers_
         result: list[Any] = []
         for item in value:
+            self.nodes += 1
             if self.nodes > MAX_NODES:
                 result.append("… (more was cut)")
                 break
             result.append(self.of(item, depth + 1))
         return result
+
+    def _numbers(self, value: Any) -> list[Any] | None:
+        """Return a list of plain numbers, token ids most likely, without a call for each."""
+        room = max(0, MAX_NODES - self.nodes) * _NUMBERS_PER_NODE
+        if not all(type(item) in (int, float) for item in value[:8]):
+            return None
+        taken = list(value[:room])
+        for item in taken:
+            kind = type(item)
+            if not (
+                (kind is int and item in _INT64) or (kind is float and -math.inf < item < math.inf)
+            ):
+                return None
+        self.nodes += len(taken) // _NUMBERS_PER_NODE
+        if len(value) > room:
+            taken.append("… (more was cut)")
+        return taken
 
 
 def _shown(value: Any) -> str:
@@ -152,7 +189,8 @@ def _is_array(value: Any) -> bool:
 
 def _array(value: Any) -> Any:
     size = math.prod(int(n) for n in value.shape)
-    if size <= 64:
+    # reading an array on another device would wait for it
+    if size <= 64 and str(getattr(value, "device", "cpu")) == "cpu":
         return value.tolist()
     return {
         "type": type(value).__name__,

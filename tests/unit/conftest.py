@@ -14,7 +14,7 @@ from otel_rollout.processor.token2text import tokenizers
 from tests.unit.pipeline import Pipeline
 
 # Times on a machine that others use say nothing; each property is fast enough as a whole.
-hypothesis.settings.register_profile("unit", deadline=None)
+hypothesis.settings.register_profile("unit", deadline=None, max_examples=60)
 hypothesis.settings.load_profile("unit")
 
 

@@ -97,7 +97,7 @@ class TestContinuation:
     """What ids add to those before: text and continuation are the whole, characters unbroken."""
 
     @VOCABULARIES
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     @given(given_text=TEXTS, data=st.data())
     def test_two_parts_are_the_whole(self, serialized: str, given_text: str, data: Any) -> None:
         source = getattr(vocabularies, serialized)()
