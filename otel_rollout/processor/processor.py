@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 from otel_rollout import identity as identities
 from otel_rollout import payload as payloads
-from otel_rollout import semconv
+from otel_rollout import self_metrics, semconv
 from otel_rollout.diagnostics import contained, report_internal_error
 from otel_rollout.identity import Identity
 from otel_rollout.processor.assembly import Assembler, Item
@@ -67,6 +67,14 @@ class RolloutSpanProcessor(SpanProcessor):
         self._flusher = QuietFlusher("otel-rollout-flush", self._flush_behind)
         self._limit_known = False
         self._shut_down = False
+        self_metrics.observe(self_metrics.PROCESSOR, self, RolloutSpanProcessor._queue)
+
+    def _queue(self) -> dict[str, float]:
+        return {
+            "queue_size": self._worker.waiting,
+            "queue_bytes": self._worker.waiting_bytes,
+            "queue_capacity": self._settings.max_queue_bytes,
+        }
 
     def _decoder(self, model: str | None) -> Decoder | None:
         return tokenizers.decoder(model) if self._settings.token2text else None
