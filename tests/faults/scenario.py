@@ -109,7 +109,7 @@ class Bench:
         for spans, death in self._end_all(folder, end, processes, seconds, environ, outcome):
             for span, ended in spans:
                 (due if death is None or ended < death - WITHIN_S else late).add(span)
-        self._push(state, store, environ, outcome, project, state_lasts)
+        self.push(state, environ, outcome, project, state_lasts)
         found = self.ids(project)
         outcome.ended = len(due | late)
         outcome.lost = len(due - found)
@@ -188,15 +188,15 @@ class Bench:
             child.wait(180)
             self._deaths[journal] = time.monotonic()
 
-    def _push(
+    def push(
         self,
         state: str,
-        store: Path,
         environ: dict[str, str],
         outcome: Outcome,
         project: str,
         state_lasts: float,
     ) -> None:
+        """Push in the state, or until it passes."""
         outcome.before_push = len(self.ids(project))
         with self._passing(state, state_lasts):
             started = time.monotonic()
