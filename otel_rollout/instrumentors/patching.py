@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -19,10 +20,11 @@ import wrapt
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
-MARK: Final = "__otel_rollout_wraps__"
-"""Attribute of every function that we put in place: the one that was there before."""
-DECORATED: Final = "__otel_rollout_decorated__"
-"""Attribute of a function that records itself: what was decorated. A patch takes its place."""
+MARK: Final = "__otel_rollout__"
+"""Attribute of every function that we put in place; a plain True, which pickles by value too."""
+
+_placed: weakref.WeakSet[Any] = weakref.WeakSet()
+_decorated: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def resolve(module: str, qualified_name: str) -> Any:
@@ -48,20 +50,15 @@ def is_ours(function: Any) -> bool:
     return isinstance(function, ImportableWrapper) or MARK in getattr(function, "__dict__", ())
 
 
-def original(function: Any) -> Any:
-    """Return what stood in a function's place before us."""
-    while is_ours(function):
-        if isinstance(function, ImportableWrapper):
-            function = function.__wrapped__
-        else:
-            function = vars(function)[MARK]
-    return function
+def records_itself(function: Any, decorated: Any) -> None:
+    """Say that ``function`` records itself; a patch of ours takes ``decorated`` instead."""
+    _decorated[function] = decorated
 
 
 def _replacement(current: Any, make: Callable[[Any], Any]) -> Any:
-    replacement = functools.wraps(current)(make(getattr(current, DECORATED, current)))
-    vars(replacement).pop(DECORATED, None)
-    setattr(replacement, MARK, current)
+    replacement = functools.wraps(current)(make(_decorated.get(current, current)))
+    setattr(replacement, MARK, True)
+    _placed.add(replacement)
     return replacement
 
 
@@ -107,7 +104,9 @@ class Patches:
     def method(self, owner: type, name: str, make: Callable[[Any], Any]) -> bool:
         """Replace a class's own method by ``make(method)``, as a plain function.
 
-        Plain, because Ray inspects the methods of actor classes and copies classes by value.
+        Plain, because Ray inspects the methods of actor classes, and a class of the user's own
+        script is pickled by value with all its functions: what ``make`` returns may refer to
+        functions of a module only, and leave the work to them.
         """
         current = vars(owner).get(name)
         if isinstance(current, classmethod) and not is_ours(current.__func__):
@@ -123,7 +122,7 @@ class Patches:
     def actor_method(self, actor_class: type, name: str, make: Callable[[Any], Any]) -> bool:
         """Replace a method of a class that Ray has just loaded, inherited or its own."""
         current = getattr(actor_class, name, None)
-        if not inspect.isfunction(current) or is_ours(current):
+        if not inspect.isfunction(current) or current in _placed:
             return False
         replacement = _replacement(current, make)
         # Ray wraps what bears no such mark: so the caller's context is current in ours as well.

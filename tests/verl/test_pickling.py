@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ FIND = """
 import importlib, inspect, pkgutil, warnings
 warnings.simplefilter("ignore")
 import verl, ray
-for info in pkgutil.walk_packages(verl.__path__, "verl."):
+for info in pkgutil.walk_packages(verl.__path__, "verl.", onerror=lambda name: None):
     try:
         module = importlib.import_module(info.name)
     except BaseException:
@@ -33,19 +32,6 @@ PLAIN_ACTORS = [
     ("verl.workers.rollout.llm_server", "FullyAsyncLLMServerClient"),
     ("verl.tools.base_tool", "BaseTool"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def instrumented() -> Iterator[None]:
-    from otel_rollout.instrumentors.ray import RayInstrumentor
-    from otel_rollout.instrumentors.verl import VerlInstrumentor
-
-    instrumentors = [RayInstrumentor(), VerlInstrumentor()]
-    for instrumentor in instrumentors:
-        instrumentor.instrument()
-    yield
-    for instrumentor in reversed(instrumentors):
-        instrumentor.uninstrument()
 
 
 def decorated_actors() -> list[tuple[str, str]]:
@@ -81,6 +67,47 @@ def test_decorated_actor_classes_pickle() -> None:
         actor = getattr(importlib.import_module(module), name)
         again = round_trip(actor.__ray_metadata__.modified_class)
         assert again.__name__ == actor.__ray_metadata__.modified_class.__name__
+
+
+def test_classes_that_are_pickled_by_value_pickle() -> None:
+    """A class of the user's own script goes to the workers with everything that it refers to."""
+    import ray
+    from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+    from verl.tools.base_tool import BaseTool
+    from verl.utils.rollout_trace import rollout_trace_op
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    class Tool(BaseTool):
+        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> Any:
+            return None, 0.0, {}
+
+    class Loop(ToolAgentLoop):
+        async def run(self, sampling_params: Any, **kwargs: Any) -> Any:
+            return await super().run(sampling_params, **kwargs)
+
+        async def _call_tool(self, tool_call: Any, *args: Any, **kwargs: Any) -> Any:
+            return None
+
+    class Client(LLMServerClient):
+        async def generate(self, request_id: Any, **kwargs: Any) -> Any:
+            return None
+
+    class Parser(ToolParser):
+        async def extract_tool_calls(self, responses_ids: Any, tools: Any = None) -> Any:
+            return "", []
+
+    class Helper:
+        @rollout_trace_op
+        async def search(self, query: str) -> str:
+            return query
+
+    for value in (Tool, Loop, Client, Parser):
+        assert round_trip(value).__name__ == value.__name__
+        round_trip(ray.remote(value).__ray_metadata__.modified_class)
+    plain = Helper.search.__wrapped__  # what verl's own decorator makes cannot be pickled by value
+    with pytest.raises(TypeError, match="ContextVar"):
+        round_trip(plain)
 
 
 def test_wrapped_functions_pickle_by_name() -> None:

@@ -33,28 +33,34 @@ def patch_tool_parser(patches: Patches, module: ModuleType) -> None:
 
 def _run(method: Callable[..., Any]) -> Callable[..., Any]:
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inside = _running.get()
-        if inside is not None and inside[0] is self:  # an override that calls super().run()
-            return await method(self, *args, **kwargs)
-        name = facts.get().agent_name or type(self).__name__
-        recording = recordings.start(
-            semconv.OP_INVOKE_AGENT,
-            name,
-            attributes={semconv.AGENT_NAME: name, semconv.PROVIDER: PROVIDER},
-        )
-        if recording.live and kwargs.get("raw_prompt") is not None:
-            recording.keep(semconv.INPUT_MESSAGES, list(kwargs["raw_prompt"]))
-        token = _running.set((self, recording))
-        try:
-            with recordings.active(recording):
-                output = await method(self, *args, **kwargs)
-                if recording.live:
-                    _note_output(recording, output)
-                return output
-        finally:
-            _running.reset(token)
+        return await _recorded_run(method, self, args, kwargs)
 
     return run
+
+
+async def _recorded_run(
+    method: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    inside = _running.get()
+    if inside is not None and inside[0] is loop:  # an override that calls super().run()
+        return await method(loop, *args, **kwargs)
+    name = facts.get().agent_name or type(loop).__name__
+    recording = recordings.start(
+        semconv.OP_INVOKE_AGENT,
+        name,
+        attributes={semconv.AGENT_NAME: name, semconv.PROVIDER: PROVIDER},
+    )
+    if recording.live and kwargs.get("raw_prompt") is not None:
+        recording.keep(semconv.INPUT_MESSAGES, list(kwargs["raw_prompt"]))
+    token = _running.set((loop, recording))
+    try:
+        with recordings.active(recording):
+            output = await method(loop, *args, **kwargs)
+            if recording.live:
+                _note_output(recording, output)
+            return output
+    finally:
+        _running.reset(token)
 
 
 def _note_output(recording: Recording, output: Any) -> None:
@@ -87,22 +93,28 @@ def _note_output(recording: Recording, output: Any) -> None:
 
 def _extract_tool_calls(method: Callable[..., Any]) -> Callable[..., Any]:
     async def extract_tool_calls(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inside = _running.get()
-        try:
-            result = await method(self, *args, **kwargs)
-        except Exception as error:
-            if inside is not None:
-                inside[1].event(
-                    semconv.TOOL_CALLS_EVENT,
-                    {semconv.ERROR_TYPE: type(error).__qualname__, "count": 0},
-                )
-            raise
-        if inside is not None and inside[1].live:
-            try:
-                names = [str(call.name) for call in result[1]]
-                inside[1].event(semconv.TOOL_CALLS_EVENT, {"count": len(names), "names": names})
-            except Exception as error:
-                report_internal_error("extract_tool_calls", error)
-        return result
+        return await _noted_parsing(method, self, args, kwargs)
 
     return extract_tool_calls
+
+
+async def _noted_parsing(
+    method: Callable[..., Any], parser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    inside = _running.get()
+    try:
+        result = await method(parser, *args, **kwargs)
+    except Exception as error:
+        if inside is not None:
+            inside[1].event(
+                semconv.TOOL_CALLS_EVENT,
+                {semconv.ERROR_TYPE: type(error).__qualname__, "count": 0},
+            )
+        raise
+    if inside is not None and inside[1].live:
+        try:
+            names = [str(call.name) for call in result[1]]
+            inside[1].event(semconv.TOOL_CALLS_EVENT, {"count": len(names), "names": names})
+        except Exception as error:
+            report_internal_error("extract_tool_calls", error)
+    return result

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_rollout.diagnostics import report_internal_error
-from otel_rollout.instrumentors.patching import DECORATED, Patches
+from otel_rollout.instrumentors.patching import Patches, records_itself
 from otel_rollout.ops import rollout_op
 
 
@@ -28,7 +28,7 @@ def _rollout_trace_op(
         if str(getattr(function, "__module__", "")).partition(".")[0] == "verl":
             return theirs
         ours = rollout_op(name=function.__qualname__)(theirs)
-        setattr(ours, DECORATED, theirs)
+        records_itself(ours, theirs)
     except Exception as error:
         report_internal_error("rollout_trace_op", error)
         return theirs

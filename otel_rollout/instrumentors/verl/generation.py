@@ -62,31 +62,35 @@ def patch_agent_loop(patches: Patches, module: ModuleType) -> None:
 
 
 def _generate(method: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(method)
-
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = _open.get()
-        attempt = None
-        if outer is not None and outer.client is self:
-            # The fully-async client asks again after an abort: each attempt is a span of its own.
-            attempt = outer.attempts
-            outer.attempts += 1
-        recording = _start(self, attempt)
-        if recording.live:
-            _note_request(recording, signature, (self, *args), kwargs, attempt)
-        token = _open.set(_Open(self))
-        try:
-            # The whole generation's span holds the ids: engines and attempts below refer to it.
-            held = tokens_held_by(recording) if attempt is None else contextlib.nullcontext()
-            with recordings.active(recording), held:
-                output = await method(self, *args, **kwargs)
-                if recording.live:
-                    _note_output(recording, output, attempt)
-                return output
-        finally:
-            _open.reset(token)
+        return await _recorded_generation(method, self, args, kwargs)
 
     return generate
+
+
+async def _recorded_generation(
+    method: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    outer = _open.get()
+    attempt = None
+    if outer is not None and outer.client is client:
+        # The fully-async client asks again after an abort: each attempt is a span of its own.
+        attempt = outer.attempts
+        outer.attempts += 1
+    recording = _start(client, attempt)
+    if recording.live:
+        _note_request(recording, method, (client, *args), kwargs, attempt)
+    token = _open.set(_Open(client))
+    try:
+        # The whole generation's span holds the ids: engines and attempts below refer to it.
+        held = tokens_held_by(recording) if attempt is None else contextlib.nullcontext()
+        with recordings.active(recording), held:
+            output = await method(client, *args, **kwargs)
+            if recording.live:
+                _note_output(recording, output, attempt)
+            return output
+    finally:
+        _open.reset(token)
 
 
 def _start(client: Any, attempt: int | None) -> Recording:
@@ -120,7 +124,7 @@ def _served(client: Any) -> tuple[str | None, str | None]:
 
 def _note_request(
     recording: Recording,
-    signature: inspect.Signature,
+    method: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     attempt: int | None,
@@ -128,7 +132,7 @@ def _note_request(
     try:
         given: Mapping[str, Any] = kwargs
         if "prompt_ids" not in kwargs or "request_id" not in kwargs:
-            given = signature.bind(*args, **kwargs).arguments
+            given = inspect.signature(method).bind(*args, **kwargs).arguments
         prompt_ids = given.get("prompt_ids")
         if prompt_ids is not None:
             recording.set(semconv.INPUT_TOKENS, len(prompt_ids))

@@ -54,25 +54,35 @@ def _start(name: str, call_id: Any = None) -> Recording:
 
 def _call_tool(method: Callable[..., Any]) -> Callable[..., Any]:
     async def call_tool(self: Any, tool_call: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = _current.get()
-        if outer is not None and outer.tool_call is tool_call:
-            return await method(self, tool_call, *args, **kwargs)
-        name = str(getattr(tool_call, "name", "?"))
-        recording = _start(name, getattr(tool_call, "tool_call_id", None))
-        recording.keep_text(semconv.TOOL_ARGUMENTS, getattr(tool_call, "arguments", None))
-        call = _Call(tool_call, recording)
-        token = _current.set(call)
-        try:
-            with recordings.active(recording):
-                result = await method(self, tool_call, *args, **kwargs)
-                if recording.live:
-                    _note_result(recording, result)
-                    _note_refusal(self, call, args, kwargs)
-                return result
-        finally:
-            _current.reset(token)
+        return await _recorded_call(method, self, tool_call, args, kwargs)
 
     return call_tool
+
+
+async def _recorded_call(
+    method: Callable[..., Any],
+    loop: Any,
+    tool_call: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    outer = _current.get()
+    if outer is not None and outer.tool_call is tool_call:  # an override that calls super()
+        return await method(loop, tool_call, *args, **kwargs)
+    name = str(getattr(tool_call, "name", "?"))
+    recording = _start(name, getattr(tool_call, "tool_call_id", None))
+    recording.keep_text(semconv.TOOL_ARGUMENTS, getattr(tool_call, "arguments", None))
+    call = _Call(tool_call, recording)
+    token = _current.set(call)
+    try:
+        with recordings.active(recording):
+            result = await method(loop, tool_call, *args, **kwargs)
+            if recording.live:
+                _note_result(recording, result)
+                _note_refusal(loop, call, args, kwargs)
+            return result
+    finally:
+        _current.reset(token)
 
 
 def _note_refusal(loop: Any, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

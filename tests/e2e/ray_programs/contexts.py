@@ -61,7 +61,8 @@ class Actor(Base):
         return "static"
 
     def generator(self) -> Iterator[int]:
-        yield from range(3)
+        for i in range(3):  # noqa: UP028 - Ray resumes what it finds with `send`
+            yield i
 
     async def asynchronous_generator(self) -> AsyncIterator[int]:
         for i in range(3):

@@ -120,6 +120,9 @@ def environment(python: Path, store: Path, **variables: str) -> dict[str, str]:
         # Ray gives up on its own start after 30 s, which a busy machine may take.
         "RAY_raylet_start_wait_time_s": "120",
         "NETRC": os.devnull,
+        # Nothing listens there: no test, whatever its key, speaks to W&B.
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "WF_TRACE_SERVER_URL": "http://127.0.0.1:9",
         "OTEL_ROLLOUT_DIR": str(store),
         **variables,
     }
