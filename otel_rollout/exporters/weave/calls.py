@@ -18,11 +18,14 @@ import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import StatusCode
 
-from otel_rollout import semconv
-from otel_rollout.identity import plain
+from otel_rollout import semconv, snapshot
+from otel_rollout.identity import clean_text, plain
 
 MAX_OP_NAME: Final = 128
 MAX_DISPLAY_NAME: Final = 1024
+_UNNAMED: Final = "span"
+_MAX_DEPTH: Final = 100
+_INT64: Final = range(-(2**63), 2**63)
 
 _FLAT: Final = {
     semconv.STEP: "step",
@@ -83,14 +86,14 @@ def call_of(span: ReadableSpan) -> dict[str, Any]:
     start = span.start_time or 0
     end = max(span.end_time or start, start)
     inputs, output = _inputs_and_output(str(operation), attributes, is_root)
-    return {
+    call = {
         "id": span_id,
         "trace_id": trace_id,
         "parent_id": f"{span.parent.span_id:016x}" if span.parent is not None else None,
         "thread_id": trace_id,
         "turn_id": span_id if is_root else None,
-        "op_name": span.name[:MAX_OP_NAME],
-        "display_name": span.name[:MAX_DISPLAY_NAME],
+        "op_name": (span.name or _UNNAMED)[:MAX_OP_NAME],
+        "display_name": (span.name or _UNNAMED)[:MAX_DISPLAY_NAME],
         "started_at": _timestamp(start),
         "ended_at": _timestamp(end),
         "attributes": _attributes(attributes, _KINDS.get(str(operation)), span),
@@ -99,6 +102,7 @@ def call_of(span: ReadableSpan) -> dict[str, Any]:
         "summary": _summary(attributes, failed, (end - start) // 1_000_000, span.name),
         "exception": _exception(span, attributes) if failed else None,
     }
+    return {key: _clean(value) for key, value in call.items()}
 
 
 def feedback_of(span: ReadableSpan) -> list[dict[str, Any]]:
@@ -113,17 +117,36 @@ def feedback_of(span: ReadableSpan) -> list[dict[str, Any]]:
         prefix = semconv.REWARD_DETAIL + "."
         for key, value in given.items():
             if key.startswith(prefix):
-                payload.setdefault(key[len(prefix) :], value)
+                part = key[len(prefix) :]
+                payload[f"detail.{part}" if part in payload else part] = value
         assert span.context is not None
         result.append(
             {
                 "id": _feedback_id(span.context.trace_id, span.context.span_id, number),
                 "call_id": f"{span.context.span_id:016x}",
                 "feedback_type": "reward",
-                "payload": payload,
+                "payload": _clean(payload),
             }
         )
     return result
+
+
+def _clean(value: Any, depth: int = 0) -> Any:
+    """Return ``value`` as JSON takes it: attributes of other instrumentations may be anything."""
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() else clean_text(value)
+    if value is None or kind is bool or kind is float:
+        return value
+    if kind is int:
+        return value if value in _INT64 else str(value)
+    if depth > _MAX_DEPTH:
+        return "… (nested too deeply)"
+    if isinstance(value, Mapping):
+        return {clean_text(str(key)): _clean(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item, depth + 1) for item in value]
+    return snapshot.take(value)
 
 
 def _feedback_id(trace_id: int, span_id: int, number: int) -> str:
@@ -143,17 +166,16 @@ def _attributes(
     result: dict[str, Any] = {}
     for key, value in attributes.items():
         if key not in _IN_THEIR_OWN_PLACE:
-            _nest(result, key, value)
+            _nest(result, key, _clean(value))
     for key, name in _FLAT.items():
         if key in attributes:
             result[name] = attributes[key]
-    weave = result.setdefault("weave", {})
-    if kind is not None and isinstance(weave, dict):
-        weave["kind"] = kind
+    if kind is not None:
+        _object_at(result, "weave")["kind"] = kind
     resource = span.resource.attributes
     process = {name: plain(resource[key]) for name, key in _PROCESS if key in resource}
     if process:
-        result["process"] = process
+        _object_at(result, "process").update(process)
     links = [
         {"trace_id": f"{link.context.trace_id:032x}", "span_id": f"{link.context.span_id:016x}"}
         for link in span.links
@@ -172,6 +194,14 @@ def _attributes(
 
 def _event_attributes(event: Any) -> dict[str, Any]:
     return {"attributes": dict(event.attributes)} if event.attributes else {}
+
+
+def _object_at(target: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the object at ``key``; a plain value that is there becomes its ``value``."""
+    inner = target.get(key)
+    if not isinstance(inner, dict):
+        inner = target[key] = {} if inner is None else {"value": inner}
+    return inner
 
 
 def _nest(target: dict[str, Any], key: str, value: Any) -> None:
@@ -244,14 +274,21 @@ def _text(messages: Any) -> str:
 
 
 def _content(message: Any) -> str:
-    if not isinstance(message, dict):
+    if not isinstance(message, Mapping):
         return str(message)
-    parts = message.get("parts", ())
+    if "parts" not in message:  # not in the form of the conventions, as some instrumentations do
+        content = message.get("content")
+        return content if isinstance(content, str) else "" if content is None else _as_text(content)
     return "".join(
         str(part.get("content", ""))
-        for part in parts
-        if isinstance(part, dict) and part.get("type") in ("text", "reasoning")
+        for part in _parts(message)
+        if part.get("type") in ("text", "reasoning")
     )
+
+
+def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parts = message.get("parts")
+    return [p for p in parts if isinstance(p, Mapping)] if isinstance(parts, list) else []
 
 
 def _chat(messages: Any) -> Any:
@@ -269,8 +306,8 @@ def _chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
             "type": "function",
             "function": {"name": part.get("name"), "arguments": _as_text(part.get("arguments"))},
         }
-        for part in message.get("parts", ())
-        if isinstance(part, dict) and part.get("type") == "tool_call"
+        for part in _parts(message)
+        if part.get("type") == "tool_call"
     ]
     if calls:
         result["tool_calls"] = calls
@@ -278,11 +315,12 @@ def _chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return value if isinstance(value, str) else orjson.dumps(_clean(value)).decode()
 
 
 def _choices(messages: Any, attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    reasons = attributes.get(semconv.FINISH_REASONS) or ()
+    given = attributes.get(semconv.FINISH_REASONS)
+    reasons = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
     choices = []
     for index, message in enumerate(messages if isinstance(messages, list) else [messages]):
         reason = message.get("finish_reason") if isinstance(message, dict) else None
@@ -318,5 +356,12 @@ def _summary(
 
 
 def _exception(span: ReadableSpan, attributes: Mapping[str, Any]) -> str:
-    kind = attributes.get(semconv.ERROR_TYPE) or "Error"
-    return orjson.dumps({"type": str(kind), "message": span.status.description or ""}).decode()
+    kind = attributes.get(semconv.ERROR_TYPE)
+    if kind is None:  # the SDK's own record of an exception, in other instrumentations' spans
+        kinds = [
+            (event.attributes or {}).get("exception.type")
+            for event in span.events
+            if event.name == "exception"
+        ]
+        kind = (kinds and kinds[-1]) or "Error"
+    return _as_text({"type": str(kind), "message": span.status.description or ""})
