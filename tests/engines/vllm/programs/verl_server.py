@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ ROLLOUT = {
     "nnodes": 1,
     "n_gpus_per_node": 1,
     "free_cache_engine": False,
+    "disable_log_stats": False,  # the engine's times come with them
     "+enable_sleep_mode": False,
     "checkpoint_engine.update_weights_bucket_megabytes": 16,
 }
@@ -117,36 +117,46 @@ def main() -> None:
     ray.shutdown()
 
 
+class Agent:
+    """An agent in a process of its own, with verl's fully-async client."""
+
+    async def run(self, client: Any, prompt_ids: list[int]) -> dict[str, Any]:
+        from otel_rollout import rollout_op
+
+        @rollout_op(kind="agent", name="resumed")
+        async def resumed() -> Any:
+            # No end before its length: long enough to be aborted in the middle.
+            params = {"logprobs": True, "max_tokens": 400, "ignore_eos": True}
+            return await client.generate(
+                request_id="partial", prompt_ids=prompt_ids, sampling_params=params
+            )
+
+        output = await resumed()
+        return {
+            "token_ids": list(output.token_ids),
+            "versions": [output.extra_fields[f"{which}_global_steps"] for which in ("min", "max")],
+        }
+
+
 async def partial(client: Any, servers: Any, syncer: Any, tokenizer: Any) -> dict[str, Any]:
     """One long generation, aborted in the middle for new weights, and resumed."""
+    import ray
+
     from otel_rollout import trajectory
 
     ids = tokenizer("What is 17 plus 25?", add_special_tokens=False)["input_ids"]
+    agent = ray.remote(Agent).remote()
+    await agent.__ray_ready__.remote()
+    (replica,) = servers.rollout_replicas
     async with trajectory(step=99, sample_index=0, rollout_n=0, experiment_name="partial"):
-        task = asyncio.create_task(
-            client.generate(
-                request_id="partial",
-                prompt_ids=ids,
-                # no end before its length: every token but the one that ends a message
-                sampling_params={"logprobs": True, "max_tokens": 400, "ignore_eos": True},
-            )
-        )
-        await asyncio.sleep(0.4)
-        (replica,) = servers.rollout_replicas
-        await replica.abort_all_requests()
-        aborted = time.time()
+        task = agent.run.remote(client, ids)
+        await asyncio.sleep(0.3)
+        while not (await replica.abort_all_requests())["aborted_count"]:
+            await replica.resume_generation()  # it had not reached the engine yet
+            await asyncio.sleep(0.1)
         await syncer.sync.remote(str(EXAMPLE / "policy"), 500)
         await replica.resume_generation()
-        output = await task
-    return {
-        "aborted": aborted,
-        "prompt_ids": ids,
-        "token_ids": list(output.token_ids),
-        "log_probs": list(output.log_probs or []),
-        "extra": {
-            key: output.extra_fields.get(key) for key in ("global_steps", "min_global_steps")
-        },
-    }
+        return dict(await task)
 
 
 if __name__ == "__main__":
