@@ -131,7 +131,11 @@ def services() -> list[list[str]]:
             argv = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         except (OSError, NotADirectoryError):
             continue
-        if argv and "python" in argv[0] and any("/ray/" in part for part in argv[1:4]):
+        if (
+            argv
+            and Path(argv[0]).name.startswith("python")
+            and any("/ray/" in part for part in argv[1:4])
+        ):
             found.append(argv)
     return found
 

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent))
     import seeded
 
-    folders = [str(HERE), str(seeded.EXAMPLE)]
+    folders = [str(HERE), str(HERE.parent), str(seeded.EXAMPLE)]
     sys.path[:0] = folders
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     train = importlib.import_module("train")
