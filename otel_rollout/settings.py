@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,6 +31,8 @@ CONTENT_VALUES: Final = {
     "span_and_event": True,
     "false": False,
     "no_content": False,
+    **dict.fromkeys(("1", "yes", "on"), True),
+    **dict.fromkeys(("0", "no", "off"), False),
 }
 
 
@@ -71,10 +74,17 @@ class Settings:
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
-    """Per-user state folder, ``$XDG_STATE_HOME/otel-rollout`` or below ``~/.local/state``."""
-    state = environ.get("XDG_STATE_HOME")
-    base = Path(state) if state else Path.home() / ".local" / "state"
-    return base / "otel-rollout"
+    """Per-user state folder, ``$XDG_STATE_HOME/otel-rollout`` or below ``~/.local/state``.
+
+    Where the user has no home, as in many containers, a folder of theirs for temporary files.
+    """
+    state = environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):  # a relative path is to be ignored, says the XDG specification
+        return Path(state) / "otel-rollout"
+    try:
+        return Path.home() / ".local" / "state" / "otel-rollout"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"otel-rollout-{os.getuid()}"
 
 
 def _count(text: str) -> int:
@@ -266,7 +276,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             continue
         try:
             values[variable.field] = variable.parse(text)
-        except (ValueError, RuntimeError):
+        except Exception:
             level = logging.DEBUG if environ.get(IN_RAY_WORKER) else logging.WARNING
             say_once(
                 f"setting:{variable.name}",
