@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -80,6 +81,10 @@ class Sampler:
         self.rate = rate
         self.quota = quota
         self._steps: OrderedDict[Scope, _Step] = OrderedDict()
+        self.new_lock()
+
+    def new_lock(self) -> None:
+        """Forget who holds the lock: in a forked child, nobody does."""
         self._lock = threading.Lock()
 
     @property
@@ -131,6 +136,16 @@ class Sampler:
 
 
 _sampler: Sampler | None = None
+
+
+def _after_fork() -> None:
+    """In a forked child: a thread of the parent's may have been deciding."""
+    if _sampler is not None:
+        _sampler.new_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def sampler() -> Sampler:
