@@ -26,6 +26,7 @@ _RAY_SERVICES: Final = (
     "/ray/util/client/server/",
     "ray/_private/workers/io_worker",
 )
+_PEER: Final = "_otel_rollout_is_a_peer"
 USER_HOOK: Final = "OTEL_ROLLOUT_RAY_USER_HOOK"
 
 
@@ -69,7 +70,9 @@ def adopt(provider: Any) -> bool:
             "this OpenTelemetry SDK keeps its span processors elsewhere than expected: exporters "
             "get spans without text, token ids and sampling",
         )
-        provider.add_span_processor(RolloutSpanProcessor())
+        if _PEER not in vars(provider):
+            vars(provider)[_PEER] = True
+            provider.add_span_processor(RolloutSpanProcessor())
         return False
     with lock:
         if any(isinstance(processor, RolloutSpanProcessor) for processor in current):
@@ -81,9 +84,10 @@ def adopt(provider: Any) -> bool:
 def _adjust(provider: Any) -> None:
     """No draw from the training's random generator; the process's id on every span's resource."""
     from opentelemetry.sdk.resources import PROCESS_PID, Resource
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     give_exporters_their_own()  # those of metrics and logs, too
-    if hasattr(provider, "id_generator"):
+    if type(getattr(provider, "id_generator", None)) is RandomIdGenerator:  # not one of the user's
         vars(provider)["id_generator"] = IdGenerator()
     resource = getattr(provider, "_resource", None)
     if isinstance(resource, Resource) and PROCESS_PID not in resource.attributes:
