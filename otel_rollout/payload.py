@@ -27,6 +27,8 @@ UINT8: Final = "base64/uint8"
 _BYTES_PER_WAITING_ID: Final = 8
 """A list holds one reference an element; the ints themselves are shared with the user's list."""
 
+_ERROR_BYTES: Final = 2048
+
 
 @dataclass(slots=True, eq=False)
 class Choice:
@@ -72,23 +74,21 @@ class Payload:
             size += len(text)
         if self.values:
             size += sum(_estimate(value) for value in self.values.values())
+        for _, error in self.errors:
+            size += _ERROR_BYTES + len(str(error))
         return size
 
 
-def _estimate(value: Any, depth: int = 6) -> int:
-    """Return roughly how many bytes a snapshot holds, looking at few elements of a long list."""
-    if isinstance(value, (str, bytes)):
+def _estimate(value: Any) -> int:
+    """Return roughly how many bytes a snapshot holds; snapshots are bounded, and so is this."""
+    if isinstance(value, str):
         return len(value) + 50
-    if depth == 0:
-        return 50
     if isinstance(value, dict):
-        return 64 + sum(_estimate(item, depth - 1) + 50 for item in value.values())
-    if isinstance(value, (list, tuple)):
-        if not value:
-            return 56
-        if len(value) > 256:
-            return len(value) * (8 + _estimate(value[0], depth - 1))
-        return 56 + sum(_estimate(item, depth - 1) for item in value)
+        return 64 + sum(len(key) + _estimate(item) + 50 for key, item in value.items())
+    if isinstance(value, list):
+        if len(value) > 256 and type(value[0]) in (int, float):  # numbers throughout
+            return len(value) * 32
+        return 56 + sum(_estimate(item) + 8 for item in value)
     return 32
 
 
