@@ -127,10 +127,14 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def only_one(name: str) -> Iterator[None]:
-    """Let one process of this machine at a time into the block; a crash frees the place."""
+    """Let one process of this machine at a time into the block.
+
+    Should it be killed, the place is free once the pip that it ran has ended too.
+    """
     locks = cache_dir() / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / f"{name}.lock").open("w") as place:
+        os.set_inheritable(place.fileno(), True)
         try:
             fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -205,19 +209,18 @@ def run(command: Sequence[str], log: Path, label: str) -> None:
     started = said = time.monotonic()
     collected, installing = 0, ""
     last_lines: deque[str] = deque(maxlen=25)
-    with (
-        log.open("a") as record,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=ROOT,
-            env=clean_environ(),
-        ) as process,
-    ):
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=ROOT,
+        env=clean_environ(),
+        close_fds=False,  # what is inheritable: the lock
+    )
+    with process, log.open("a") as record:
         assert process.stdout is not None
         print("$", *command, file=record, flush=True)
         for line in process.stdout:
