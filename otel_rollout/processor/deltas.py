@@ -82,6 +82,7 @@ class Trajectories:
     def __init__(self) -> None:
         self._turns: OrderedDict[Key, Turns] = OrderedDict()
         self._in_trace: dict[int, set[Key]] = {}
+        self._untrimmed = 0
 
     def of(self, key: Key) -> Turns:
         """Return the turns of one trajectory."""
@@ -98,7 +99,15 @@ class Trajectories:
         return self._turns.get(key) or Turns()
 
     def trim(self) -> None:
-        """Forget the trajectories that were idle longest, down to :data:`MAX_BYTES`."""
+        """Forget the trajectories that were idle longest, down to :data:`MAX_BYTES`.
+
+        Adding up what they hold is left until there are some more of them: an engine's process
+        sees the turns of many trajectories and the end of none.
+        """
+        self._untrimmed += 1
+        if self._untrimmed * 16 < len(self._turns):
+            return
+        self._untrimmed = 0
         total = sum(turns.bytes for turns in self._turns.values())
         while total > MAX_BYTES and len(self._turns) > 1:
             key, turns = self._turns.popitem(last=False)
