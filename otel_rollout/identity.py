@@ -59,6 +59,8 @@ class Identity:
 
 def clean_text(text: str) -> str:
     """Return ``text`` without lone surrogates: they become visible escapes (``\\ud800``)."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

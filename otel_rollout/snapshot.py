@@ -160,15 +160,16 @@ class _Snapshot:
     def _numbers(self, value: Any) -> list[Any] | None:
         """Return a list of plain numbers, token ids most likely, without a call for each."""
         room = max(0, MAX_NODES - self.nodes) * _NUMBERS_PER_NODE
-        if not all(type(item) in (int, float) for item in value[:8]):
+        if type(value[0]) not in (int, float):
             return None
         taken = list(value[:room])
-        for item in taken:
-            kind = type(item)
-            if not (
-                (kind is int and item in _INT64) or (kind is float and -math.inf < item < math.inf)
-            ):
-                return None
+        kinds = set(map(type, taken))
+        if kinds == {int}:
+            plain = min(taken) in _INT64 and max(taken) in _INT64
+        else:
+            plain = kinds == {float} and all(map(math.isfinite, taken))
+        if not plain:
+            return None
         self.nodes += len(taken) // _NUMBERS_PER_NODE
         if len(value) > room:
             taken.append("… (more was cut)")
