@@ -6,7 +6,7 @@ ENVS := $(PYTHON) dev/envs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines check bench clean
+.PHONY: help demo test test-engines faults check bench clean
 
 help:  ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,13 @@ check:  ## Lint, types and the fast tests
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	@dev/run_tests.sh .venv tests/unit -- $(ARGS)
+
+faults:  ## Run every end of a process in every state of the server (an hour)
+	@$(ENVS) build dev verl weave-server
+	@mkdir -p build && rm -f build/faults.jsonl
+	@OTEL_ROLLOUT_FAULT_REPORT=$(CURDIR)/build/faults.jsonl TEST_TIMEOUT=1800 \
+		dev/run_tests.sh .venv tests/faults -- $(ARGS)
+	.venv/bin/python -m tests.faults.report build/faults.jsonl
 
 bench:  ## Measure what tracing costs and what it withstands
 	@$(ENVS) build dev verl weave-server

@@ -7,6 +7,7 @@ for SDK components; what they do not know is ``otel_rollout.*``.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -40,6 +41,16 @@ def observe(kind: str, component: Component, gauges: Callable[[Any], _Gauges]) -
     _components[:] = [entry for entry in _components if entry[1]() is not None]
     _components.append((kind, weakref.ref(component), gauges))
     _make_instruments()
+
+
+def _begin_in_child() -> None:
+    """Count afresh: what the parent has counted is the parent's."""
+    for _, component, _ in _alive():
+        component.counters.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def counts(kind: str | None = None) -> Counter[str]:

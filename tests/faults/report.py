@@ -1,79 +1,103 @@
-"""What the fault tests have seen, as a table for the documentation."""
+"""What the fault tests have seen, as a table for the documentation.
+
+Tests append to the file that `OTEL_ROLLOUT_FAULT_REPORT` names, a JSON object a line;
+
+    python -m tests.faults.report FILE
+
+writes `docs/fault-matrix.md` from it.
+"""
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from tests.faults.scenario import ROOT, Outcome
 from tests.servers import fault_proxy
 
 TARGET: Final = ROOT / "docs" / "fault-matrix.md"
-_outcomes: dict[tuple[str, str], Outcome] = {}
-_throughput: dict[str, float] = {}
-_many: dict[str, Any] = {}
+
+
+def _append(**line: Any) -> None:
+    path = os.environ.get("OTEL_ROLLOUT_FAULT_REPORT")
+    if path:
+        with Path(path).open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def add(end: str, state: str, outcome: Outcome) -> None:
-    _outcomes[end, state] = outcome
+    _append(end=end, state=state, outcome=asdict(outcome))
 
 
 def throughput(shares: dict[str, float]) -> None:
-    _throughput.update(shares)
+    _append(throughput=shares)
 
 
 def many(facts: dict[str, Any]) -> None:
-    _many.update(facts)
+    _append(many=facts)
 
 
-def write() -> None:
-    """Write the table, unless only a part of it was run."""
-    if not os.environ.get("OTEL_ROLLOUT_FAULT_REPORT"):
-        return
+def table(seen: list[dict[str, Any]]) -> str:
+    """The page for the documentation."""
     states = fault_proxy.STATES
-    ends = list(dict.fromkeys(end for end, _ in _outcomes))
+    cells = {(one["end"], one["state"]): one["outcome"] for one in seen if "end" in one}
     lines = [
         "# Fault matrix",
         "",
         f"Made by `make faults` on {datetime.date.today().isoformat()}; "
-        "[delivery.md](delivery.md) says what the columns mean.",
+        "[delivery.md](delivery.md) says what is what.",
         "",
-        "Each cell: spans lost / ended in the last moment and not there / ended in all. "
-        "`(n twice)`: n spans reached the server twice, identical, and were merged.",
+        "Each cell: spans lost / spans of the last moment (100 ms before an abrupt death) that are "
+        "not there / spans ended. `(n twice)`: n of them reached the server twice, byte for byte "
+        "the same, and were merged there.",
         "",
         "| end | processes | " + " | ".join(states) + " | longest exit |",
         "|---" * (len(states) + 3) + "|",
     ]
-    for end in ends:
-        row = {state: _outcomes[end, state] for state in states if (end, state) in _outcomes}
-        exits = [seconds for outcome in row.values() for seconds in outcome.exit_s]
-        cells = [_cell(row.get(state)) for state in states]
-        processes = sum(outcome.processes for outcome in row.values())
+    for end in dict.fromkeys(end for end, _ in cells):
+        row = {state: cells.get((end, state)) for state in states}
+        there = [outcome for outcome in row.values() if outcome]
+        exits = [seconds for outcome in there for seconds in outcome["exit_s"]]
+        processes = sum(outcome["processes"] for outcome in there)
         longest = f"{max(exits):.1f} s" if exits else "-"
-        lines.append(f"| {end} | {processes} | " + " | ".join(cells) + f" | {longest} |")
-    stalls = [outcome.longest_stall_s for outcome in _outcomes.values()]
-    if stalls:
+        shown = " | ".join(_cell(outcome) for outcome in row.values())
+        lines.append(f"| {end} | {processes} | {shown} | {longest} |")
+    if cells:
+        stall = max(outcome["longest_stall_s"] for outcome in cells.values())
+        total = sum(outcome["ended"] for outcome in cells.values())
         lines += [
             "",
-            f"Longest that a process got no turn from the machine before its death: "
-            f"{max(stalls):.2f} s (added to the 100 ms).",
+            f"{total} spans in all. Longest that a process got no turn from the machine in the "
+            f"second before its death: {stall:.2f} s; that time is added to the 100 ms.",
         ]
-    if _throughput:
-        shares = ", ".join(f"{state} {share:.3f}" for state, share in _throughput.items())
-        lines += ["", f"Rollout throughput as a share of that without telemetry: {shares}."]
-    if _many:
-        lines += [
-            "",
-            f"100,000 spans with the server down: traced in {_many['traced_s']:.0f} s, memory "
-            f"grew by {_many['grown_mb']:.0f} MB; then {_many['delivered']} delivered in "
-            f"{_many['push_s']:.0f} s.",
-        ]
-    TARGET.write_text("\n".join(lines) + "\n")
+    for one in seen:
+        if "throughput" in one:
+            shares = ", ".join(f"{state} {share:.3f}" for state, share in one["throughput"].items())
+            lines += ["", f"Rollout throughput as a share of that without telemetry: {shares}."]
+        if "many" in one:
+            facts = one["many"]
+            lines += [
+                "",
+                f"100,000 spans with the server down: traced in {facts['traced_s']:.0f} s, memory "
+                f"grew by {facts['grown_mb']:.0f} MB; then {facts['delivered']} delivered, with "
+                f"their rewards, and confirmed in {facts['push_s']:.0f} s.",
+            ]
+    return "\n".join(lines) + "\n"
 
 
-def _cell(outcome: Outcome | None) -> str:
+def _cell(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return ""
-    twice = f" ({outcome.duplicated} twice)" if outcome.duplicated else ""
-    return f"{outcome.lost} / {outcome.last_moment} / {outcome.ended}{twice}"
+    twice = f" ({outcome['duplicated']} twice)" if outcome["duplicated"] else ""
+    return f"{outcome['lost']} / {outcome['last_moment']} / {outcome['ended']}{twice}"
+
+
+if __name__ == "__main__":
+    TARGET.parent.mkdir(exist_ok=True)
+    found = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
+    TARGET.write_text(table(found))

@@ -1,7 +1,7 @@
 """Every end of a process in every state of the server, real Ray, bounds: `make faults`.
 
-Writes what it has seen to `docs/fault-matrix.md`. `OTEL_ROLLOUT_FAULT_RUNS` is the number of
-processes for each end and state (7: 56 for each end).
+What it has seen goes to `docs/fault-matrix.md`, see `report.py`. `OTEL_ROLLOUT_FAULT_RUNS` is the
+number of processes for each abrupt end and state (7: 56 for each abrupt end).
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ PYTHON_ENV: Final = {"OTEL_TRACES_EXPORTER": "weave", "RAY_AUTH_MODE": "disabled
 def proxy(weave_server: WeaveServer) -> Iterator[FaultProxy]:
     with FaultProxy(weave_server.url) as proxy:
         yield proxy
-    report.write()
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def run_ray(bench: Bench, python: Path, state: str, end: str) -> Outcome:
             timeout=240,
             check=False,
         )
-    time.sleep(2.0)  # raylet ends the workers of a driver that was killed
+    _wait_for_the_end_of(folder / "log")
     outcome = Outcome(processes=2)
     _, marks = read_journal(folder / "driver")
     due: set[str] = set()
@@ -133,6 +132,15 @@ def run_ray(bench: Bench, python: Path, state: str, end: str) -> Outcome:
     outcome.changed = after["changed"] - before["changed"]
     outcome.secrets = [one for one in secrets_in(folder) if "/store/" in one]
     return outcome
+
+
+def _wait_for_the_end_of(log: Path) -> None:
+    """Wait for the actors of a driver that was killed."""
+    (line,) = (one for one in log.read_text().splitlines() if one.startswith("actors "))
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in line.split()[1:]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.timeout(900)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -78,16 +79,22 @@ class Projects:
             self._known[name] = project_id
         return project_id
 
+    def forget(self) -> None:
+        """Find everything anew: the server does not know a project."""
+        self._known.clear()
+
     def _create(self, entity: str, project: str) -> None:
         try:
             self._client.ensure_project(entity, project)
         except ServerError as error:
-            if error.status != 0 or not error.answered:
+            if error.status != 0:
                 raise
+            # It may be there all the same; else the trace server will say so, and we come again.
             say_once(
                 f"project:{entity}/{project}",
-                "W&B does not create the project %s/%s (%s); if it is there, calls go to it",
+                "W&B does not create the project %s/%s (%s)",
                 entity,
                 project,
                 error,
+                level=logging.WARNING if error.answered else logging.DEBUG,
             )

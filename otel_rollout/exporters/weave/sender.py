@@ -22,6 +22,7 @@ _SMALLEST_REQUEST_BYTES: Final = 8 << 10
 _BATCH_S: Final = 5.0
 """How long a batch should take at most: on a slow line batches become smaller."""
 _TOO_LARGE: Final = 413
+_NOT_FOUND: Final = 404
 
 PutAside = Callable[[Record, str, int, str], None]
 """Takes what the server will never take: record, project, status and reason."""
@@ -116,6 +117,8 @@ class Sender:
                 self._client.create_feedback(project_id, [record.parsed() for record in batch])
         except ServerError as error:
             self.in_doubt = self.in_doubt or error.in_doubt
+            if error.status == _NOT_FOUND:
+                self._projects.forget()
             if not error.about_the_content:
                 raise
             if len(batch) > 1:

@@ -186,6 +186,7 @@ class Shipper:
                     self._deliver_own(sender)
                     self._take_orphans(sender)
                 pause = 0.0
+                self._asked_to_wait = False
             except ServerError as error:
                 pause = self._next_pause(pause, error)
             except Exception as error:
@@ -201,14 +202,22 @@ class Shipper:
 
     def _wait(self, pause: float) -> bool:
         """Wait for work, or ``pause`` seconds after a failure; True for the last round."""
-        with self._changed:
-            if pause:
-                self._changed.wait_for(lambda: self._stopping, pause)
-            else:
+        if pause:
+            self._rest(time.monotonic() + pause)
+        else:
+            with self._changed:
                 self._changed.wait_for(self._has_work, self._until_next_look())
         if not self._stopping and not pause:
             time.sleep(GATHER_S)
         return self._stopping
+
+    def _rest(self, until: float) -> None:
+        """Do nothing but keep the disk limit."""
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, min(left, _ROOM_S))
+            if left > _ROOM_S:
+                self._keep_limit()
 
     def _has_work(self) -> bool:
         if self._stopping:
@@ -306,6 +315,9 @@ class Shipper:
         while delivery.step():
             if self._stopping and time.monotonic() > self._stop_by:
                 return None
+            if segment not in self._own and self._is_behind():
+                self._next_orphans = 0.0  # what is new comes first; then on with this one
+                return None
         offset = delivery.claim.offset
         if closed:
             del self._deliveries[segment]
@@ -331,6 +343,8 @@ class Shipper:
             if not spool.is_being_written(segment):
                 taken = self._deliver(segment, sender, closed=True)
                 self._counters["taken_over"] += taken is not None
+                if self._next_orphans == 0.0:
+                    break
 
     @staticmethod
     def _is_delivered(segment: Path) -> bool:
