@@ -18,7 +18,15 @@ from otel_rollout.startup import is_ray_service
 from tests.e2e.rollouts import runs
 
 PROGRAM = Path(__file__).parent / "ray_programs" / "contexts.py"
-CALLS = ("async", "inherited", "sync method", "sync actor", "keywords")
+CALLS = (
+    "async",
+    "inherited",
+    "sync method",
+    "sync actor",
+    "keywords",
+    "task",
+    "task with keywords",
+)
 
 
 def run_program(python: Path, folder: Path, *arguments: str, **variables: str) -> dict[str, Any]:
@@ -112,7 +120,7 @@ class TestWorkers:
     """Every worker is set up as the driver is."""
 
     def test_workers_have_the_sdk_and_the_variables(self, seen: dict[str, Any]) -> None:
-        for call in (*CALLS, "task"):
+        for call in CALLS:
             assert seen[call]["provider"] == "TracerProvider", call
             assert seen[call]["exporter"] == "weave"
             assert seen[call]["pid"] != seen["driver"]["pid"]
@@ -143,7 +151,7 @@ class TestContext:
     """Trace and baggage are the caller's, wherever a method takes them."""
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_actor_methods_run_in_the_caller_s_trajectory(
+    def test_methods_and_tasks_run_in_the_caller_s_trajectory(
         self, seen: dict[str, Any], call: str
     ) -> None:
         assert seen[call]["trace_id"] == seen["driver"]["trace_id"]
@@ -163,6 +171,7 @@ class TestContext:
     def test_nothing_breaks_where_no_context_can_go(self, seen: dict[str, Any]) -> None:
         assert seen["static"] == "static"
         assert seen["generator"] == [0, 1, 2]
+        assert seen["task generator"] == [0, 1, 2]
         assert seen["async generator"] == [0, 1, 2]
         assert seen["keyword names"] == ["a", "b"]
         assert seen["sync actor"]["value"] == 7

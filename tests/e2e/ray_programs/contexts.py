@@ -90,6 +90,18 @@ def task() -> dict[str, Any]:
     return seen()
 
 
+@ray.remote(num_cpus=0)
+def task_with_keywords(value: int, *, twice: bool = False, **kwargs: Any) -> dict[str, Any]:
+    assert (value, twice, kwargs) == (1, True, {"other": 2})
+    return seen()
+
+
+@ray.remote(num_cpus=0)
+def task_generator() -> Iterator[int]:
+    for i in range(3):  # noqa: UP028
+        yield i
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     address = sys.argv[2] if len(sys.argv) > 2 else None
@@ -117,6 +129,9 @@ def main() -> None:
         generated = actor.asynchronous_generator.options(num_returns="streaming").remote()
         found["async generator"] = [ray.get(item) for item in generated]
         found["task"] = ray.get(task.remote())
+        answer = task_with_keywords.options(name="named").remote(1, twice=True, other=2)
+        found["task with keywords"] = ray.get(answer)
+        found["task generator"] = [ray.get(item) for item in task_generator.remote()]
     found["outside"] = ray.get(actor.asynchronous.remote(2))
     found["services"] = services()
     ray.shutdown()
