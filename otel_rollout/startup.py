@@ -82,13 +82,22 @@ def adopt(provider: Any) -> bool:
 
 
 def _adjust(provider: Any) -> None:
-    """No draw from the training's random generator; the process's id on every span's resource."""
+    """No draw from the training's random generator, no span in an unsampled trajectory.
+
+    And the process's id on every span's resource.
+    """
     from opentelemetry.sdk.resources import PROCESS_PID, Resource
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+    from opentelemetry.sdk.trace.sampling import Sampler
+
+    from otel_rollout.processor.following import FollowingSampler
 
     give_exporters_their_own()  # those of metrics and logs, too
     if type(getattr(provider, "id_generator", None)) is RandomIdGenerator:  # not one of the user's
         vars(provider)["id_generator"] = IdGenerator()
+    sampler = getattr(provider, "sampler", None)
+    if isinstance(sampler, Sampler) and not isinstance(sampler, FollowingSampler):
+        provider.sampler = FollowingSampler(sampler)
     resource = getattr(provider, "_resource", None)
     if isinstance(resource, Resource) and PROCESS_PID not in resource.attributes:
         provider._resource = resource.merge(Resource({PROCESS_PID: os.getpid()}))

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import propagate
 from opentelemetry.sdk.resources import PROCESS_PID
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 
 from otel_rollout import IdGenerator, RolloutSpanProcessor, recording, semconv, trajectory
+from otel_rollout.processor import sampling
 from otel_rollout.startup import adopt, is_ray_service
 from tests.unit.pipeline import attributes, generation
 
@@ -121,6 +124,25 @@ class TestAdopt:
         provider = TracerProvider(id_generator=Theirs(), shutdown_on_exit=False)
         adopt(provider)
         assert isinstance(provider.id_generator, Theirs)
+
+    @pytest.mark.parametrize("sampler", [ALWAYS_ON, ParentBased(ALWAYS_ON)])
+    def test_other_tracers_follow_the_trajectorys_decision(self, sampler: Sampler) -> None:
+        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        adopt(provider)
+        adopt(provider)
+        recording.use_tracer_provider(provider)
+        tracer = provider.get_tracer("x")
+        sampling.use_sampler(sampling.Sampler(rate=0.0))
+        carrier: dict[str, str] = {}
+        with trajectory(step=1), tracer.start_as_current_span("http") as span:
+            assert not span.is_recording()
+            propagate.inject(carrier)
+        assert carrier["traceparent"].endswith(("-00", "-02"))
+        sampling.use_sampler(None)
+        with trajectory(step=1), tracer.start_as_current_span("http") as span:
+            assert span.is_recording()
+        assert tracer.start_span("outside").is_recording()
+        provider.shutdown()
 
     def test_the_process_is_on_the_resource(self) -> None:
         provider = TracerProvider(shutdown_on_exit=False)
