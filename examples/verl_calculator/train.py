@@ -8,6 +8,7 @@ left out. `--path v1` is verl's default path (`trainer.use_v1`, results in the T
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -15,11 +16,13 @@ import time
 import uuid
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+import vllm_servers
 from policy_server import PolicyServer
 from tasks import sample_task
 
@@ -45,13 +48,14 @@ class Setup:
     tokenizer: PreTrainedTokenizerFast
     servers: dict[str, ActorHandle]
     reward_workers: list[ActorHandle]
+    sync: Callable[[int], None]  # brings the servers the weights of a version
     manager: AgentLoopManager  # its `.agent_loop_workers` run the agent loops
 
 
 def setup(args: argparse.Namespace) -> Setup:
     """Start Ray and all actors of the rollout."""
     start_ray(args)
-    servers = start_servers(args)
+    servers = start_servers(args) if args.engine == "example" else {}
     # verl warns of accelerators and training engines that are missing: here none is wanted.
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
@@ -71,16 +75,22 @@ def setup(args: argparse.Namespace) -> Setup:
         manager_class = AgentLoopManagerTQ
         transfer_queue.init(config.transfer_queue)
     reward_workers = RewardLoopManager(config=config).reward_loop_worker_handles
-    router = get_router_handle(servers=servers)
+    if args.engine == "vllm":
+        engine = vllm_servers.VllmServers(config)
+        servers, sync, client = engine.servers, engine.sync, engine.client()
+    else:
+        sync = functools.partial(set_version, servers)
+        router = get_router_handle(servers=servers)
+        client = LLMServerClient(config=config, load_balancer_handle=router)
     manager = manager_class.create(
         config=config,
-        llm_client=LLMServerClient(config=config, load_balancer_handle=router),
+        llm_client=client,
         reward_loop_worker_handles=reward_workers,
     )
     tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
     actors = [*servers.values(), *reward_workers, *manager.agent_loop_workers]
     ray.get([actor.__ray_ready__.remote() for actor in actors])
-    return Setup(args, config, tokenizer, servers, reward_workers, manager)
+    return Setup(args, config, tokenizer, servers, reward_workers, sync, manager)
 
 
 def start_ray(args: argparse.Namespace) -> None:
@@ -92,10 +102,13 @@ def start_ray(args: argparse.Namespace) -> None:
     }
     if args.path == "v1":
         env_vars |= {"TRANSFER_QUEUE_ENABLE": "1", "TQ_NUM_THREADS": "1"}
+    if args.engine == "vllm":
+        env_vars |= vllm_servers.ENVIRONMENT
     os.environ.update(env_vars)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starts slowly on a busy machine
     ray.init(
         num_cpus=8,  # what Ray counts with; two real ones will do
+        num_gpus=vllm_servers.GPUS if args.engine == "vllm" else None,
         include_dashboard=False,
         log_to_driver=False,
         runtime_env={"env_vars": env_vars},
@@ -111,6 +124,11 @@ def start_servers(args: argparse.Namespace) -> dict[str, ActorHandle]:
         )
         for i in range(args.servers)
     }
+
+
+def set_version(servers: dict[str, ActorHandle], version: int) -> None:
+    """Let the example's servers name the version of their weights, which stay what they are."""
+    ray.get([server.set_global_steps.remote(version) for server in servers.values()])
 
 
 def make_config(args: argparse.Namespace) -> DictConfig:
@@ -133,9 +151,14 @@ def make_config(args: argparse.Namespace) -> DictConfig:
         "multi_turn.max_assistant_turns": 6,
         "multi_turn.tool_config_path": HERE / "tools.yaml",
     }
+    added = {}
+    if args.engine == "vllm":
+        rollout |= vllm_servers.ROLLOUT
+        added = vllm_servers.ADDED
     overrides = {
         "actor_rollout_ref.model.path": HERE / "policy",
         **{f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()},
+        **{f"+actor_rollout_ref.rollout.{key}": value for key, value in added.items()},
         "reward.num_workers": 1,
         "reward.custom_reward_function.path": HERE / "reward.py",
         "reward.custom_reward_function.name": "compute_score",
@@ -176,7 +199,7 @@ def make_rows(args: argparse.Namespace, step: int, validate: bool = False) -> li
 def rollout(setup: Setup, step: int, validate: bool = False) -> list[Trajectory]:
     """Roll out one step, and return its trajectories sorted by sample and place in the group."""
     # A trainer would bring new weights here: those of step s come from s - 1 updates.
-    ray.get([server.set_global_steps.remote(step - 1) for server in setup.servers.values()])
+    setup.sync(step - 1)
     rows = make_rows(setup.args, step, validate)
     run = rollout_v1 if setup.args.path == "v1" else rollout_classic
     outputs = run(setup, rows, step, validate)
@@ -312,6 +335,12 @@ def summarize(setup: Setup, trajectories: list[Trajectory]) -> str:
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--path", choices=["classic", "v1"], default="v1")
+    parser.add_argument(
+        "--engine",
+        choices=["example", "vllm"],
+        default=os.environ.get("ENGINE") or "example",
+        help="what generates: the example's own server, or verl's with vLLM",
+    )
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=8, help="questions in a step")
     parser.add_argument("--n", type=int, default=4, help="rollouts of each question")

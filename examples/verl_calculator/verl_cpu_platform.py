@@ -1,7 +1,7 @@
 """A CPU as verl's platform: `VERL_USE_EXTERNAL_MODULES=verl_cpu_platform VERL_PLATFORM=cpu`.
 
 verl's servers and its weight sync run on it unchanged; `ray.init(num_gpus=N)` declares as many
-pretended devices. Ours only in that it stands here: nothing in it knows of tracing.
+pretended devices. `train.py --engine vllm` uses it.
 """
 
 from __future__ import annotations

@@ -438,4 +438,4 @@ async def test_instrumenting_twice_wraps_once_and_undoing_restores(engine: Any) 
     assert not is_ours(original)
     assert not is_ours(initializer)
     instrumentor.instrument()
-    assert vars(manager.generate_request)["__otel_rollout_wraps__"] is original
+    assert manager.generate_request.__wrapped__ is original

@@ -115,7 +115,7 @@ def test_the_engines_span_refers_to_the_clients_ids(run: Run) -> None:
 
 def test_the_weights_version_changes_with_the_sync(run: Run) -> None:
     for span in of_steps(engine_spans(run)):
-        assert span.attributes[semconv.WEIGHT_VERSION] == 10 * span.attributes[semconv.STEP]
+        assert span.attributes[semconv.WEIGHT_VERSION] == span.attributes[semconv.STEP] - 1
 
 
 def test_the_same_tree_in_weave(run: Run) -> None:
@@ -141,11 +141,11 @@ def test_an_aborted_and_resumed_generation_shows_its_attempts(run: Run) -> None:
         key=lambda span: span.start_time,
     )
     assert len(attempts) >= 2
-    assert [span.attributes[semconv.WEIGHT_VERSION] for span in attempts] == [20, 500]
+    assert [span.attributes[semconv.WEIGHT_VERSION] for span in attempts] == [STEPS - 1, 500]
     engines = {span.parent_id: span for span in spans if semconv.RESPONSE_ID in span.attributes}
     of_attempts = [engines[span.span_id] for span in attempts]
     assert [span.attributes[semconv.OUTCOME] for span in of_attempts] == ["abort", "length"]
-    assert [span.attributes[semconv.WEIGHT_VERSION] for span in of_attempts] == [20, 500]
+    assert [span.attributes[semconv.WEIGHT_VERSION] for span in of_attempts] == [STEPS - 1, 500]
     (whole,) = [span for span in spans if semconv.RESPONSE_IDS in span.attributes]
     assert {span.parent_id for span in attempts} == {whole.span_id}
     assert {span.attributes[semconv.TOKENS_SPAN] for span in of_attempts} == {whole.span_id}
@@ -153,4 +153,4 @@ def test_an_aborted_and_resumed_generation_shows_its_attempts(run: Run) -> None:
     assert sum(span.attributes[semconv.OUTPUT_TOKENS] for span in of_attempts) == len(
         partial["token_ids"]
     )
-    assert partial["versions"] == [20, 500]
+    assert partial["versions"] == [STEPS - 1, 500]

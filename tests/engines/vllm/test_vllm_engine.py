@@ -445,4 +445,4 @@ async def test_instrumenting_twice_wraps_once_and_undoing_restores(engine: Any) 
     instrumentor.instrument()
     assert is_ours(AsyncLLM.generate)
     assert AsyncLLMEngine.generate is AsyncLLM.generate
-    assert vars(AsyncLLM.generate)["__otel_rollout_wraps__"] is original
+    assert AsyncLLM.generate.__wrapped__ is original
