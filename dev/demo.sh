@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
 # A real verl rollout under Ray, traced without a change to its code, into .demo: no account, no
-# network. Arguments go to `otel-rollout demo`.
+# network. ENGINE=vllm: with verl's own vLLM server. Arguments go to `otel-rollout demo`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec .venv-verl/bin/otel-rollout demo "$@" .demo
+venv=.venv-verl
+if [ "${ENGINE:-}" = vllm ]; then
+    "$(command -v python3.11 || command -v python3)" dev/envs.py build vllm
+    venv=.venv-vllm
+    export ENGINE # the example reads it
+fi
+exec "$venv"/bin/otel-rollout demo "$@" .demo

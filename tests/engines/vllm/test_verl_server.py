@@ -15,6 +15,9 @@ from tests.e2e.rollouts.runs import Call, Run
 from tests.servers.otlp_receiver import OtlpReceiver, Span
 from tests.servers.weave_process import WeaveServer
 
+# On a machine with much else to do, all its processes are up after minutes only.
+pytestmark = pytest.mark.timeout(600)
+
 PROGRAM = Path(__file__).parent / "programs" / "verl_server.py"
 STEPS, PROMPTS, N = 2, 2, 2
 PROJECT = "verl-engine"
