@@ -131,6 +131,7 @@ class Trajectory:
         self._mask = array("B")
         self._turns: list[str] = []
         self.resource = Resource({})
+        self.scorers = self.resource
 
     def spans(self) -> Iterator[ReadableSpan]:
         begun = self._now
@@ -294,7 +295,7 @@ class Trajectory:
             name=f"{operation} {subject}",
             context=self._context(number),
             parent=self._context(parent) if parent is not None else None,
-            resource=self.resource,
+            resource=self.scorers if operation == "evaluate" else self.resource,
             attributes=every,
             events=events,
             status=status,
@@ -361,7 +362,7 @@ def write_store(
         start = now + place.step * 60 * 10**9 + rng.randrange(10**10)
         one = Trajectory(place, rng, words, skill, start)
         agent, scorer = crew[count % workers], crew[(count + 1) % workers]
-        one.resource = agent.resource
+        one.resource, one.scorers = agent.resource, scorer.resource
         for span in one.spans():
             (scorer if span.name.startswith("evaluate") else agent).write(span)
         count += 1

@@ -12,6 +12,7 @@ import click
 from otel_rollout._version import __version__
 from otel_rollout.commands.doctor import doctor
 from otel_rollout.commands.push import push
+from otel_rollout.local.commands import register as register_local_commands
 from otel_rollout.settings import settings
 
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -26,6 +27,7 @@ def main() -> None:
 
 main.add_command(push)
 main.add_command(doctor)
+register_local_commands(main)
 
 
 @main.command()

@@ -34,7 +34,8 @@ CREATE TABLE trajectories (
 CREATE INDEX trajectories_by_group ON trajectories (grp);
 CREATE INDEX trajectories_by_step ON trajectories (project, experiment, step, number);
 CREATE INDEX trajectories_by_reward ON trajectories (project, experiment, reward, number);
-CREATE INDEX trajectories_by_version ON trajectories (version);
+CREATE INDEX trajectories_by_start ON trajectories (started, number);
+CREATE INDEX trajectories_of_run_by_start ON trajectories (project, experiment, started, number);
 CREATE TABLE steps (
   project TEXT NOT NULL, experiment TEXT NOT NULL, step INTEGER NOT NULL, validate INTEGER NOT NULL,
   trajectories INTEGER, done INTEGER, rewarded INTEGER, mean REAL, low REAL, high REAL,

@@ -1,0 +1,1 @@
+"""The viewer's web server, which also speaks Weave's protocol. Needs the extra ``[view]``."""
