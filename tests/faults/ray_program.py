@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ray
 
-from tests.faults.workload import Journal, one, watch_stalls
+from tests.faults.workload import Journal, beat, one
 
 FOLDER, END, SECONDS = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 
@@ -24,7 +24,7 @@ FOLDER, END, SECONDS = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 class Roller:
     def __init__(self, folder: str, number: int) -> None:
         self.journal = Journal(Path(folder) / f"journal-{number}")
-        watch_stalls(self.journal)
+        beat(self.journal)
 
     async def roll(self, start: int) -> None:
         sample = start

@@ -22,11 +22,13 @@ from tests.servers import fault_proxy
 
 TARGET: Final = ROOT / "docs" / "fault-matrix.md"
 
+#: Read at once: tests see no settings from outside.
+REPORT: Final = os.environ.get("OTEL_ROLLOUT_FAULT_REPORT")
+
 
 def _append(**line: Any) -> None:
-    path = os.environ.get("OTEL_ROLLOUT_FAULT_REPORT")
-    if path:
-        with Path(path).open("a") as file:
+    if REPORT:
+        with Path(REPORT).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 

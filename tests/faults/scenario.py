@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -33,6 +34,9 @@ PASSING: Final = frozenset(
 )
 
 
+_numbers = itertools.count(1)
+
+
 @dataclass
 class Outcome:
     """What became of the spans of some processes."""
@@ -48,7 +52,7 @@ class Outcome:
     changed: int = 0
     """Sent twice with other content, which no server could merge."""
     unknown: int = 0
-    """On the server, but ended nowhere."""
+    """On the server, but not in a journal: killed between a span's end and the note of it."""
     longest_stall_s: float = 0.0
     """Longest that a process got no turn in the second before its death."""
     before_push: int = 0
@@ -69,7 +73,6 @@ class Bench:
         self.proxy = proxy
         self.folder = folder
         self._random = random.Random(seed)
-        self._count = 0
 
     def environ(self, store: Path, project: str, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "WANDB_"))}
@@ -95,8 +98,7 @@ class Bench:
         size: int = 300,
     ) -> Outcome:
         """Let processes roll out and end in `state`, push, and count."""
-        self._count += 1
-        project = f"faults-{os.getpid()}-{id(self)}-{self._count}"
+        project = f"faults-{os.getpid()}-{next(_numbers)}"
         folder = self.folder / project
         folder.mkdir()
         store = folder / "store"
@@ -171,7 +173,7 @@ class Bench:
             death = deaths.get(journal) if end.startswith("SIG") else marks.get("death")
             if death is not None:
                 # A process that gets no turn cannot write: that time does not count.
-                stall = longest_stall(journal, death - 1.0, death)
+                stall = longest_stall(journal, death)
                 outcome.longest_stall_s = max(outcome.longest_stall_s, stall)
                 death -= stall
             yield spans, death
@@ -239,14 +241,18 @@ def read_journal(path: Path) -> tuple[list[tuple[str, float]], dict[str, float]]
     return spans, marks
 
 
-def longest_stall(path: Path, start: float, end: float) -> float:
-    """How long the process got no turn at a stretch, between two times."""
-    found = [0.0]
-    for line in path.read_text().splitlines():
-        what, _, at = line.rpartition(" ")
-        if what.startswith("stall:") and start <= float(at) <= end + 1:
-            found.append(float(what.removeprefix("stall:")))
-    return max(found)
+def longest_stall(path: Path, death: float) -> float:
+    """How long, in seconds, no thread that wanted to got a turn in the last second of a process.
+
+    More than the 20 ms between two beats, that is; the time from the last beat to the death counts.
+    """
+    beats = [
+        float(at)
+        for what, _, at in (line.rpartition(" ") for line in path.read_text().splitlines())
+        if what == "beat" and death - 1.5 <= float(at) <= death
+    ]
+    gaps = [later - earlier for earlier, later in itertools.pairwise([*beats, death])]
+    return max([0.0, *(gap - 0.02 for gap in gaps)])
 
 
 def secrets_in(folder: Path) -> list[str]:

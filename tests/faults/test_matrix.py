@@ -31,6 +31,7 @@ from tests.faults.scenario import (
     read_journal,
     secrets_in,
 )
+from tests.faults.workload import CONCURRENT
 from tests.servers import fault_proxy
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.weave_process import WeaveServer
@@ -55,7 +56,7 @@ def bench(weave_server: WeaveServer, proxy: FaultProxy, tmp_path: Path) -> Bench
 
 def check(outcome: Outcome) -> None:
     assert outcome.lost == 0, outcome
-    assert outcome.unknown == 0, outcome
+    assert outcome.unknown <= CONCURRENT * outcome.processes * (not outcome.exit_s), outcome
     assert outcome.changed == 0, outcome
     assert outcome.push_status == 0, outcome
     assert outcome.secrets == [], outcome
@@ -115,7 +116,7 @@ def run_ray(bench: Bench, python: Path, state: str, end: str) -> Outcome:
     every: set[str] = set()
     for number in range(2):
         journal = folder / f"journal-{number}"
-        stall = longest_stall(journal, marks["death"] - 1, marks["death"])
+        stall = longest_stall(journal, marks["death"])
         outcome.longest_stall_s = max(outcome.longest_stall_s, stall)
         for span, ended in read_journal(journal)[0]:
             every.add(span)
