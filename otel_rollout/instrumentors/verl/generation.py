@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -79,7 +78,7 @@ async def _recorded_generation(
         outer.attempts += 1
     recording = _start(client, attempt)
     if recording.live:
-        _note_request(recording, method, (client, *args), kwargs, attempt)
+        _note_request(recording, args, kwargs, attempt)
     token = _open.set(_Open(client))
     try:
         # The whole generation's span holds the ids: engines and attempts below refer to it.
@@ -124,21 +123,18 @@ def _served(client: Any) -> tuple[str | None, str | None]:
 
 def _note_request(
     recording: Recording,
-    method: Callable[..., Any],
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    given: Mapping[str, Any],
     attempt: int | None,
 ) -> None:
+    """Note what is asked for; everything but the request's id is a keyword in every verl."""
     try:
-        given: Mapping[str, Any] = kwargs
-        if "prompt_ids" not in kwargs or "request_id" not in kwargs:
-            given = inspect.signature(method).bind(*args, **kwargs).arguments
         prompt_ids = given.get("prompt_ids")
         if prompt_ids is not None:
             recording.set(semconv.INPUT_TOKENS, len(prompt_ids))
             if attempt is None:
                 recording.payload.prompt_ids = copy_ids(prompt_ids)
-        request_id = given.get("request_id")
+        request_id = args[0] if args else given.get("request_id")
         if request_id is not None:
             recording.set(semconv.CONVERSATION_ID, str(request_id))
         for name, value in (given.get("sampling_params") or {}).items():
