@@ -74,8 +74,8 @@ def table(seen: list[dict[str, Any]]) -> str:
         total = sum(outcome["ended"] for outcome in cells.values())
         lines += [
             "",
-            f"{total} spans in all. Longest that a process got no turn from the machine in the "
-            f"second before its death: {stall:.2f} s; that time is added to the 100 ms.",
+            f"{total} spans in all. The longest that a process waited for a turn of the machine "
+            f"shortly before its death was {stall:.2f} s; twice that time is added to the 100 ms.",
         ]
     for one in seen:
         if "throughput" in one:

@@ -175,7 +175,7 @@ class Bench:
                 # A process that gets no turn cannot write: that time does not count.
                 stall = longest_stall(journal, death)
                 outcome.longest_stall_s = max(outcome.longest_stall_s, stall)
-                death -= stall
+                death -= lateness(stall)
             yield spans, death
 
     def _end(self, end: str, journal: Path, child: subprocess.Popen[bytes], length: float) -> None:
@@ -242,17 +242,22 @@ def read_journal(path: Path) -> tuple[list[tuple[str, float]], dict[str, float]]
 
 
 def longest_stall(path: Path, death: float) -> float:
-    """How long, in seconds, no thread that wanted to got a turn in the last second of a process.
+    """How long, in seconds, a thread that wanted to got no turn in a process's last seconds.
 
     More than the 20 ms between two beats, that is; the time from the last beat to the death counts.
     """
     beats = [
         float(at)
         for what, _, at in (line.rpartition(" ") for line in path.read_text().splitlines())
-        if what == "beat" and death - 1.5 <= float(at) <= death
+        if what == "beat" and death - 5 <= float(at) <= death
     ]
     gaps = [later - earlier for earlier, later in itertools.pairwise([*beats, death])]
     return max([0.0, *(gap - 0.02 for gap in gaps)])
+
+
+def lateness(stall: float) -> float:
+    """What a stall excuses beyond the 100 ms: the writer needs a turn to wake and one to write."""
+    return 2 * stall if stall > 0.05 else 0.0
 
 
 def secrets_in(folder: Path) -> list[str]:
