@@ -66,6 +66,7 @@ class Settings:
     keep_local: bool = False
     ray_secrets: bool = False
     capture_content: bool = True
+    redact: str | None = None
 
     @property
     def spool(self) -> Path:
@@ -255,6 +256,15 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "hand API keys and exporter headers to Ray workers through the runtime_env",
         "false",
         _flag,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_REDACT,
+        "redact",
+        "regular expressions, one a line, or `module:function` (text to text)",
+        "what must not be seen in any text, nor as token ids; what cannot be used fails closed: no "
+        "content leaves the process",
+        "nothing",
+        str,
     ),
     Variable(
         env.OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT,

@@ -8,6 +8,7 @@ or ``none`` (no payload).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from otel_rollout.payload import (
     Payload,
 )
 from otel_rollout.processor.deltas import Delta, Key, Trajectories, Turns
+from otel_rollout.processor.redaction import Redaction
 from otel_rollout.processor.token2text import Decoder
 from otel_rollout.processor.tokens import NO_IDS, Decoding, Parts, parts_of
 
@@ -58,6 +60,7 @@ class Assembled:
 
     span: ReadableSpan
     base: dict[str, Any]
+    identity_keys: AbstractSet[str] = frozenset()
     text: dict[str, Any] = field(default_factory=dict)
     tokens: dict[str, Any] = field(default_factory=dict)
     events: Sequence[Event] = ()
@@ -94,6 +97,7 @@ class Assembler:
         decoder: gives the decoder of a model, or ``None``; called only when text is wanted.
         deltas: store only what is new in a later turn's prompt.
         content: False leaves out all text, ids, arguments and messages.
+        redaction: what every text is passed through; ``None`` leaves them as they are.
         max_length: longest attribute value that the user allows, in characters; ``None``: any.
     """
 
@@ -103,11 +107,13 @@ class Assembler:
         *,
         deltas: bool = True,
         content: bool = True,
+        redaction: Redaction | None = None,
         max_length: int | None = None,
     ) -> None:
         self._decoder = decoder
         self._deltas = deltas
         self._content = content
+        self._redaction = redaction
         self.max_length = max_length
         self._trajectories = Trajectories()
 
@@ -117,7 +123,8 @@ class Assembler:
         base = dict(span.attributes or {})
         if item.identity is not None:
             base.update(item.identity.attributes)  # the SDK's cap may have evicted them
-        result = Assembled(span, base, events=span.events, status=span.status)
+        keys = item.identity.attributes.keys() if item.identity is not None else frozenset()
+        result = Assembled(span, base, keys, events=span.events, status=span.status)
         if payload is not None and payload.errors:
             result.events = [*span.events, *self._exceptions(payload)]
         if not self._content:
@@ -128,6 +135,8 @@ class Assembler:
             except Exception as error:  # the span itself is not lost
                 report_internal_error("payload", error)
                 base[semconv.OMITTED] = f"payload: {type(error).__name__}: {error}"
+        if self._redaction is not None and self._content:
+            self._redaction.apply(result)
         if payload is not None and payload.is_root and span.parent is None and span.context:
             self._trajectories.close(span.context.trace_id)
         return result

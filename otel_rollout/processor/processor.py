@@ -14,10 +14,12 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from otel_rollout import identity as identities
 from otel_rollout import payload as payloads
 from otel_rollout import self_metrics, semconv
-from otel_rollout.diagnostics import contained, report_internal_error
+from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.identity import Identity
 from otel_rollout.processor.assembly import Assembler, Item
 from otel_rollout.processor.behind import Behind, behind, within
+from otel_rollout.processor.redaction import Redaction
+from otel_rollout.processor.redaction import parse as parse_redaction
 from otel_rollout.processor.token2text import Decoder, tokenizers
 from otel_rollout.processor.worker import QuietFlusher, Worker
 from otel_rollout.settings import Settings, settings
@@ -55,10 +57,12 @@ class RolloutSpanProcessor(SpanProcessor):
             behind(thing, self._settings.otlp_payload, self._settings.max_batch_bytes)
             for thing in things
         ]
+        redaction = _redaction(self._settings.redact)
         self._assembler = Assembler(
             self._decoder,
             deltas=self._settings.prompt_deltas,
-            content=self._settings.capture_content,
+            content=self._settings.capture_content and redaction is not _CLOSED,
+            redaction=redaction,
         )
         self._open: dict[int, Identity] = {}
         self._worker: Worker[Item] = Worker(
@@ -218,6 +222,27 @@ class RolloutSpanProcessor(SpanProcessor):
                 thing.shutdown()
             except Exception as error:
                 report_internal_error("shutdown", error)
+
+
+_CLOSED: Final = Redaction(lambda text: "")
+
+
+def _redaction(setting: str | None) -> Redaction | None:
+    """Return what the setting asks for; one that cannot be used lets no content out."""
+    if setting is None:
+        return None
+    try:
+        return parse_redaction(setting)
+    except Exception as error:
+        say_once(
+            "redact",
+            "OTEL_ROLLOUT_REDACT=%r is not usable (%s: %s): no text, token ids or arguments leave "
+            "this process; allowed are regular expressions, one a line, or module:function",
+            setting,
+            type(error).__name__,
+            error,
+        )
+        return _CLOSED
 
 
 def _attribute_limit(span: Span) -> int | None:
