@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 
 from otel_rollout.diagnostics import contained, logger, say_once
 from otel_rollout.randomness import IdGenerator, give_exporters_their_own
@@ -27,7 +27,6 @@ _RAY_SERVICES: Final = (
     "ray/_private/workers/io_worker",
 )
 _PEER: Final = "_otel_rollout_is_a_peer"
-USER_HOOK: Final = "OTEL_ROLLOUT_RAY_USER_HOOK"
 
 
 def is_ray_service(argv: Sequence[str] | None = None) -> bool:
@@ -92,6 +91,13 @@ def _adjust(provider: Any) -> None:
 
     from otel_rollout.processor.following import FollowingSampler
 
+    if "baggage" not in propagate.get_global_textmap().fields:
+        say_once(
+            "propagators",
+            "OTEL_PROPAGATORS=%r leaves out baggage: spans in other processes will not know their "
+            "trajectory; add baggage (the default is tracecontext,baggage)",
+            os.environ.get("OTEL_PROPAGATORS"),
+        )
     give_exporters_their_own()  # those of metrics and logs, too
     if type(getattr(provider, "id_generator", None)) is RandomIdGenerator:  # not one of the user's
         vars(provider)["id_generator"] = IdGenerator()

@@ -84,6 +84,12 @@ class TestInstrument:
         assert "OTEL_ROLLOUT_SAMPLE_RATE" in line
         assert "'5'" in line
 
+    def test_propagators_without_baggage_are_one_line(self, tmp_path: Path) -> None:
+        done = instrumented("pass", tmp_path, OTEL_PROPAGATORS="tracecontext")
+        (line,) = [line for line in done.stderr.splitlines() if "baggage" in line]
+        assert "OTEL_PROPAGATORS='tracecontext'" in line
+        assert "tracecontext,baggage" in line
+
     def test_a_trajectory_is_spooled(self, tmp_path: Path) -> None:
         code = (
             "from otel_rollout import trajectory\n"
