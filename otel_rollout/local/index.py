@@ -72,7 +72,7 @@ class Index:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = OFF")  # it can be made anew
-            connection.execute("PRAGMA cache_size = -65536")
+            connection.execute("PRAGMA cache_size = -131072")
             connection.create_function("group_name", 5, group_name, deterministic=True)
             with _transaction(connection):
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -235,7 +235,7 @@ class Index:
             address = f"{self.file.absolute().as_uri()}?mode=ro"
             connection = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)
             connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA cache_size = -32768")
+            connection.execute("PRAGMA cache_size = -16384")
             connection.execute("PRAGMA query_only = ON")
             self._local.connection = connection
         return connection

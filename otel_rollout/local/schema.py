@@ -9,18 +9,23 @@ from otel_rollout.local import facts
 VERSION: Final = 1
 """Of the schema; an index of another version is thrown away and made anew."""
 
+_CALL_COLUMNS: Final = ", ".join(
+    f"{name} TEXT UNIQUE NOT NULL" if name == "id" else name for name in facts.COLUMNS
+)
+# Ids are random: in a table ordered by them, a large store would be written all over the file.
 TABLES: Final = f"""
 CREATE TABLE segments (
   number INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, offset INTEGER NOT NULL,
   size INTEGER NOT NULL, damaged INTEGER NOT NULL DEFAULT 0, unreadable INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE calls (
-  {", ".join(f"{name} TEXT PRIMARY KEY" if name == "id" else name for name in facts.COLUMNS)},
-  segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+  number INTEGER PRIMARY KEY, {_CALL_COLUMNS},
+  segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL);
 CREATE INDEX calls_by_trace ON calls (trace);
 CREATE INDEX calls_by_segment ON calls (segment);
 CREATE TABLE feedback (
-  id TEXT PRIMARY KEY, call TEXT NOT NULL, type TEXT NOT NULL, name TEXT, value REAL,
-  segment INTEGER NOT NULL, offset INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
+  number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, call TEXT NOT NULL, type TEXT NOT NULL,
+  name TEXT, value REAL, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
+  bytes INTEGER NOT NULL);
 CREATE INDEX feedback_by_call ON feedback (call);
 CREATE INDEX feedback_by_segment ON feedback (segment);
 CREATE TABLE trajectories (

@@ -13,6 +13,7 @@ from otel_rollout.local.server.guard import Guard
 from otel_rollout.local.server.pages import Pages
 from otel_rollout.local.server.share import Share
 from otel_rollout.local.server.state import State
+from otel_rollout.local.server.weave_api import WeaveApi
 
 
 def application(state: State, token: str | None = None) -> Starlette:
@@ -31,7 +32,7 @@ def application(state: State, token: str | None = None) -> Starlette:
 
     pages = Pages(state)
     return Starlette(
-        routes=[*pages.routes(), *Share(pages).routes()],
+        routes=[*pages.routes(), *Share(pages).routes(), *WeaveApi(state).routes()],
         middleware=[Middleware(Guard, token=token), Middleware(GZipMiddleware, compresslevel=4)],
         lifespan=lifespan,
     )
