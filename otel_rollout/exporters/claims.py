@@ -40,9 +40,10 @@ class Claim:
             self._descriptor = -1
 
     def forget(self) -> None:
-        """Remove the delivered segment, then release it."""
+        """Remove the delivered segment, where nothing says to keep it, then release it."""
         with contextlib.suppress(OSError):
-            spool.remove(self.path)
+            if not spool.beside(self.path, spool.KEEP_SUFFIX).exists():
+                spool.remove(self.path)
         self.release()
 
 

@@ -35,6 +35,8 @@ FORMAT: Final = 1
 SUFFIX: Final = ".spool"
 SENT_SUFFIX: Final = ".sent"
 DEAD_SUFFIX: Final = ".dead"
+KEEP_SUFFIX: Final = ".keep"
+"""Marks a segment with records of a later version, which is to deliver them: it is not removed."""
 DROPPED_NAME: Final = "dropped-trajectories"
 """Trace ids, one a line, whose calls were dropped to keep within the disk limit."""
 CALL: Final = "call"

@@ -121,7 +121,7 @@ def test_ends_and_states(bench: Bench, state: str, end: str) -> None:
 
 
 def test_a_slow_line_at_exit(bench: Bench) -> None:
-    outcome = bench.run(fault_proxy.SLOW, "normal", processes=1, seconds=0.6)
+    outcome = bench.run(fault_proxy.SLOW, "normal", processes=1, seconds=0.3)
 
     assert_nothing_lost(outcome)
     assert all(seconds < 4 for seconds in outcome.exit_s), outcome
@@ -258,6 +258,42 @@ def test_delivered_segments_are_forgotten_or_kept(process: Any, tmp_path: Path) 
         assert one.provider.force_flush(20_000)
         one.provider.shutdown()
         assert len(spool.segments(one.settings.spool)) == keep
+
+
+def test_records_of_a_later_version_are_not_removed(
+    process: Any, bench: Bench, project: str, proxy: FaultProxy
+) -> None:
+    proxy.set(fault_proxy.DOWN)
+    one = process()
+    ids = one.roll_out(2)
+    one.provider.shutdown()
+    (segment,) = spool.segments(one.settings.spool)
+    with segment.open("ab") as file:
+        file.write(spool.encode_record({"kind": "verdict", "id": "v"}, b"{}"))
+    proxy.set(fault_proxy.UP)
+    for _ in range(2):
+        process().provider.shutdown()
+
+    assert bench.ids(project) == set(ids)
+    assert spool.segments(one.settings.spool) == [segment]
+
+
+def test_what_the_server_has_lost_is_sent_again(
+    process: Any, weave_server: WeaveServer, bench: Bench, project: str, environ: dict[str, str]
+) -> None:
+    one = process(keep_local=True)
+    ids = one.roll_out(5)
+    assert one.provider.force_flush(20_000)
+    one.provider.shutdown()
+    before = weave_server.counts()
+    gone = {"project_id": f"local/{project}", "call_ids": ids[1:3]}
+    weave_server.request("/calls/delete", gone)
+
+    done = push(environ)
+
+    assert done.returncode == 0, done.stderr
+    assert bench.ids(project) == set(ids)
+    assert weave_server.counts()["duplicates"] - before["duplicates"] == 2
 
 
 def test_orphans_are_taken_over_by_a_live_process(

@@ -117,11 +117,11 @@ class Push:
             self.result.busy += path.exists()
             return
         try:
-            self._deliver(ours, closed)
+            self._deliver(ours, closed=closed)
             missing = self._verify(ours)
             if missing:  # noted as delivered, and yet not there: once more
                 ours.note(0)
-                self._deliver(ours, closed)
+                self._deliver(ours, closed=closed, asking=True)
                 missing = self._verify(ours)
             self.result.missing += missing
             if forget and closed and not missing:
@@ -129,15 +129,16 @@ class Push:
         finally:
             ours.release()
 
-    def _deliver(self, ours: Claim, closed: bool) -> None:
+    def _deliver(self, ours: Claim, *, closed: bool, asking: bool = False) -> None:
         # In doubt from the start: somebody may have delivered from it, or from its original.
         ours.taken_up = True
         delivery = SegmentDelivery(ours, self._sender, self._dropped, self.result.counters)
         try:
+            delivery.asks_always = asking
             while self._patiently(delivery.step):
                 self.on_progress(ours.path, ours.offset)
-            if closed and delivery.complete:
-                delivery.finish()
+            if closed:
+                delivery.mark_done()
             self.on_progress(ours.path, ours.offset)
         finally:
             delivery.close()

@@ -31,8 +31,9 @@ class SegmentDelivery:
         self, claim: Claim, sender: Sender, dropped: DroppedTrajectories, counters: Counter[str]
     ) -> None:
         self.claim = claim
-        self.complete = True
-        """Whether everything that was passed is something that this version delivers."""
+        self.asks_always = False
+        """Whether to ask before every window, and send only what the server does not have."""
+        self._complete = True
         self._sender = sender
         self._dropped = dropped
         self._counters = counters
@@ -51,7 +52,7 @@ class SegmentDelivery:
             self._window = self._next_window()
         if not self._window:
             return False
-        if self._in_doubt:
+        if self._in_doubt or self.asks_always:
             # As much as any batch may have held that somebody sent and did not live to note.
             with SegmentReader(self.claim.path, self.claim.offset) as ahead:
                 self._sender.ask(_window(ahead, MAX_BATCH_BYTES))
@@ -68,14 +69,27 @@ class SegmentDelivery:
         self._window = []
         return True
 
-    def finish(self) -> None:
-        """Note the whole segment as delivered: it will not grow, and its end is read."""
-        if self._reader.torn:
-            self._counters["damaged"] += 1
+    def mark_done(self) -> bool:
+        """Note that the segment is delivered: it does not grow, and its end is read.
+
+        Returns False where it is to stay: with records that this version does not know.
+        """
+        self._counters["damaged"] += self._reader.torn > 0
         try:
             self.claim.note(self.claim.path.stat().st_size)
+            if not self._complete:
+                spool.beside(self.claim.path, spool.KEEP_SUFFIX).touch(mode=0o600)
         except OSError:
-            return
+            return False
+        return self._complete
+
+    def finish(self, *, keep: bool) -> None:
+        """Be done with the delivered segment, and remove it unless ``keep``."""
+        self.close()
+        if self.mark_done() and not keep:
+            self.claim.forget()
+        else:
+            self.claim.release()
 
     def close(self) -> None:
         """Close the segment; the claim stays."""
@@ -89,7 +103,7 @@ class SegmentDelivery:
 
     def _is_wanted(self, record: Record) -> bool:
         if record.kind not in _KINDS:
-            self.complete = False
+            self._complete = False
             return False
         if record.trace in self._dropped:
             self._counters["dropped_disk_limit"] += record.kind == spool.CALL

@@ -321,12 +321,7 @@ class Shipper:
         offset = delivery.claim.offset
         if closed:
             del self._deliveries[segment]
-            delivery.finish()
-            delivery.close()
-            if delivery.complete and not self._settings.keep_local:
-                delivery.claim.forget()
-            else:
-                delivery.claim.release()
+            delivery.finish(keep=self._settings.keep_local)
         return offset
 
     def _take_orphans(self, sender: Sender) -> None:
