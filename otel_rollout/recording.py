@@ -31,6 +31,7 @@ from opentelemetry.trace import (
 from otel_rollout import identity as identities
 from otel_rollout import payload as payloads
 from otel_rollout import semconv, snapshot
+from otel_rollout import summary as summaries
 from otel_rollout._version import __version__
 from otel_rollout.diagnostics import report_internal_error
 from otel_rollout.payload import Payload
@@ -58,20 +59,39 @@ def use_tracer_provider(provider: TracerProvider | None) -> None:
 class Recording:
     """One span while it is open. Every method may be called at any time and never raises."""
 
-    __slots__ = ("_context", "_ended", "live", "payload", "span")
+    __slots__ = (
+        "_context",
+        "_ended",
+        "_failed",
+        "_noted",
+        "_operation",
+        "_started",
+        "_summary",
+        "live",
+        "payload",
+        "span",
+    )
 
-    def __init__(self, span: Span, context: Context) -> None:
+    def __init__(self, span: Span, context: Context, operation: str = "") -> None:
         self.span = span
         self.payload = Payload()
         self.live = span.is_recording()
         """False when the span is not sampled: nothing needs to be copied for it."""
         self._context = context
         self._ended = False
+        self._failed = False
+        self._operation = operation
+        self._summary = summaries.of_context(operation, context) if self.live else None
+        self._noted: dict[str, Any] = {}
+        self._started = time.perf_counter()
 
     @property
     def context(self) -> Context:
         """The context in which this span is the current one."""
-        return trace.set_span_in_context(self.span, self._context)
+        context = trace.set_span_in_context(self.span, self._context)
+        if self._operation in summaries.GENERATIONS:
+            context = summaries.inside_generation(context)
+        return context
 
     @property
     def span_id(self) -> int:
@@ -88,6 +108,8 @@ class Recording:
         if value is not None and self.live and not self._ended:
             try:
                 self.span.set_attribute(key, value)
+                if key in summaries.NOTED:
+                    self._noted[key] = value
             except Exception as error:
                 report_internal_error("Recording.set", error)
 
@@ -135,6 +157,7 @@ class Recording:
     def failed(self, kind: str, message: str) -> None:
         """Set the status to ERROR, for what failed without an exception."""
         if self.live and not self._ended:
+            self._failed = True
             try:
                 self.span.set_attribute(semconv.ERROR_TYPE, kind)
                 self.span.set_status(StatusCode.ERROR, message[:MAX_MESSAGE])
@@ -149,6 +172,9 @@ class Recording:
         if not self.live:
             return
         try:
+            if self._summary is not None:
+                seconds = time.perf_counter() - self._started
+                self._summary.add(self._operation, seconds, self._failed, self._noted)
             span_id = self.span_id
             payloads.lay_beside(span_id, self.payload)
             try:
@@ -193,7 +219,7 @@ def start(
             attributes=all_attributes,
             links=links,
         )
-        return Recording(span, context)
+        return Recording(span, context, operation)
     except Exception as error:
         report_internal_error("start", error)
         return Recording(trace.INVALID_SPAN, context)

@@ -20,11 +20,13 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags
 from otel_rollout import identity as identities
 from otel_rollout import recording as recordings
 from otel_rollout import semconv, snapshot
+from otel_rollout import summary as summaries
 from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.identity import Identity
 from otel_rollout.processor import sampling
 from otel_rollout.randomness import IdGenerator
 from otel_rollout.recording import Recording
+from otel_rollout.summary import Summary
 
 _HANDLE = otel_context.create_key("otel-rollout-trajectory")
 _ids = IdGenerator()
@@ -33,11 +35,12 @@ _ids = IdGenerator()
 class Trajectory:
     """An open trajectory, in the process that opened it."""
 
-    __slots__ = ("identity", "recording")
+    __slots__ = ("identity", "recording", "summary")
 
     def __init__(self, identity: Identity, recording: Recording) -> None:
         self.identity = identity
         self.recording = recording
+        self.summary = Summary()
         recording.payload.is_root = True
 
     @property
@@ -172,6 +175,7 @@ def open_trajectory(
     handle = Trajectory(identity, recording)
     context = identities.into_context(identity, outer)
     context = trace.set_span_in_context(recording.span, context)
+    context = summaries.into_context(handle.summary, context)
     return handle, otel_context.set_value(_HANDLE, handle, context)
 
 
@@ -283,6 +287,8 @@ class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress`
         recordings.detach(token)
         if error is not None:
             handle.recording.fail(error)
+        for name, value in handle.summary.attributes().items():
+            handle.recording.set(name, value)
         handle.recording.end()
 
     def _leave(self) -> tuple[Trajectory, object]:

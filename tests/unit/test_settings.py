@@ -35,6 +35,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("capture_content", "NO_CONTENT", False),
     ("capture_content", "span_and_event", True),
     ("capture_content", "0", False),
+    ("redact", r"sk-\d+", r"sk-\d+"),
 ]
 BAD: list[tuple[str, str]] = [
     ("weave_project", "a/b/c"),
@@ -87,7 +88,9 @@ class TestValues:
         assert variable.allowed in line
 
     def test_every_variable_is_tried_both_ways(self) -> None:
-        assert {field for field, *_ in GOOD} == {field for field, _ in BAD} == set(BY_FIELD)
+        # what cannot be used as a redaction is found, and fails closed, in the processor
+        bad = {field for field, _ in BAD} | {"redact"}
+        assert {field for field, *_ in GOOD} == bad == set(BY_FIELD)
 
     @pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
     def test_empty_is_not_set(self, variable: Variable, caplog: pytest.LogCaptureFixture) -> None:
