@@ -120,6 +120,17 @@ class TestTheWholeRun:
             assert all(run.below(leaf) == [] for leaf in run.below(agent))
         assert tools > 0
 
+    def test_the_root_counts_what_is_below_it(self, run: Run) -> None:
+        for root in run.roots:
+            inside = [call.op_name.split()[0] for call in run.below(run.below(root)[0])]
+            counts = root.attributes["rollout"]
+            assert counts["num_generations"] == inside.count("text_completion")
+            assert counts.get("num_tool_calls", 0) == inside.count("execute_tool")
+            generated = sum(trajectory_of(run, root)["response_mask"])
+            assert root.attributes["gen_ai"]["usage"]["output_tokens"] == generated
+            version = root.attributes["step"] - 1
+            assert counts["weight_version"] == {"min": version, "max": version}
+
     def test_every_call_has_the_identity_with_its_own_types(self, run: Run) -> None:
         for call in run.calls:
             for name, kind in IDENTITY.items():
