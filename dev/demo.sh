@@ -9,4 +9,5 @@ if [ "${ENGINE:-}" = vllm ]; then
     venv=.venv-vllm
     export ENGINE # the example reads it
 fi
+rm -rf .demo
 exec "$venv"/bin/otel-rollout demo "$@" .demo

@@ -94,7 +94,8 @@ def demo(path: str, steps: int, prompts: int, rollouts: int, directory: Path) ->
     _show(directory)
     relative = os.path.relpath(directory)
     click.echo(
-        f"\nLook again:      otel-rollout show {relative}\n"
+        f"\nIn the browser:  otel-rollout view {relative}\n"
+        f"In the terminal: otel-rollout show {relative}\n"
         f"Send it to W&B:  WANDB_API_KEY=… otel-rollout push {relative}\n"
         "Or at once:      set WANDB_API_KEY before the run"
     )
