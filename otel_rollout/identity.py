@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus
 
 from opentelemetry import baggage
+from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from otel_rollout import semconv
@@ -216,6 +217,8 @@ def into_context(identity: Identity, context: Context) -> Context:
 
 
 _cache: dict[tuple[tuple[str, str], ...], Identity] = {}
+_last: tuple[Context | None, Identity | None] = (None, None)
+"""The context that was asked about last: a span's start asks about one several times."""
 
 
 def from_context(context: Context | None = None) -> Identity | None:
@@ -223,7 +226,17 @@ def from_context(context: Context | None = None) -> Identity | None:
 
     Parsed once for each trajectory and process, then found again by its text.
     """
-    entries = baggage.get_all(context)
+    global _last
+    if context is None:
+        context = otel_context.get_current()
+    last_context, identity = _last
+    if last_context is not context:
+        identity = _of_baggage(baggage.get_all(context))
+        _last = (context, identity)
+    return identity
+
+
+def _of_baggage(entries: Mapping[str, object]) -> Identity | None:
     if not entries or semconv.SAMPLED not in entries:
         return None
     key = tuple((k, str(text)) for k, text in entries.items() if k.startswith(semconv.PREFIX))

@@ -113,6 +113,18 @@ class Recording:
             except Exception as error:
                 report_internal_error("Recording.set", error)
 
+    def set_all(self, attributes: Mapping[str, Any]) -> None:
+        """Set span attributes, none of them ``None``: cheaper than one by one."""
+        if self.live and not self._ended:
+            try:
+                self.span.set_attributes(attributes)
+                if self._summary is not None:
+                    for key in summaries.NOTED:
+                        if key in attributes:
+                            self._noted[key] = attributes[key]
+            except Exception as error:
+                report_internal_error("Recording.set_all", error)
+
     def keep(self, key: str, value: Any) -> None:
         """Keep a snapshot of ``value``; it becomes the attribute ``key``, as JSON."""
         if self.live and not self._ended:

@@ -76,9 +76,9 @@ async def _recorded_generation(
         # The fully-async client asks again after an abort: each attempt is a span of its own.
         attempt = outer.attempts
         outer.attempts += 1
-    recording = _start(client, attempt)
-    if recording.live:
-        _note_request(recording, args, kwargs, attempt)
+    recording = _start(client, args, kwargs, attempt)
+    if recording.live and attempt is None:
+        recording.payload.prompt_ids = copy_ids(kwargs.get("prompt_ids"))
     token = _open.set(_Open(client))
     try:
         # The whole generation's span holds the ids: engines and attempts below refer to it.
@@ -92,16 +92,38 @@ async def _recorded_generation(
         _open.reset(token)
 
 
-def _start(client: Any, attempt: int | None) -> Recording:
+def _start(
+    client: Any, args: tuple[Any, ...], given: Mapping[str, Any], attempt: int | None
+) -> Recording:
     model, engine = _served(client)
     attributes: dict[str, Any] = {semconv.PROVIDER: engine or PROVIDER}
     if model:
         attributes[semconv.REQUEST_MODEL] = model
     if attempt is not None:
         attributes[semconv.ATTEMPT] = attempt
+    try:
+        _add_request(attributes, args, given)
+    except Exception as error:
+        report_internal_error("generate request", error)
     return recordings.start(
         semconv.OP_TEXT_COMPLETION, model, attributes=attributes, kind=SpanKind.CLIENT
     )
+
+
+def _add_request(
+    attributes: dict[str, Any], args: tuple[Any, ...], given: Mapping[str, Any]
+) -> None:
+    """Add what is asked for; everything but the request's id is a keyword in every verl."""
+    prompt_ids = given.get("prompt_ids")
+    if prompt_ids is not None:
+        attributes[semconv.INPUT_TOKENS] = len(prompt_ids)
+    request_id = args[0] if args else given.get("request_id")
+    if request_id is not None:
+        attributes[semconv.CONVERSATION_ID] = str(request_id)
+    for name, value in (given.get("sampling_params") or {}).items():
+        key = _REQUEST.get(name)
+        if key is not None and isinstance(value, (int, float)):
+            attributes[key] = value
 
 
 _names: weakref.WeakKeyDictionary[Any, tuple[str | None, str | None]] = weakref.WeakKeyDictionary()
@@ -121,44 +143,25 @@ def _served(client: Any) -> tuple[str | None, str | None]:
         return None, None
 
 
-def _note_request(
-    recording: Recording,
-    args: tuple[Any, ...],
-    given: Mapping[str, Any],
-    attempt: int | None,
-) -> None:
-    """Note what is asked for; everything but the request's id is a keyword in every verl."""
-    try:
-        prompt_ids = given.get("prompt_ids")
-        if prompt_ids is not None:
-            recording.set(semconv.INPUT_TOKENS, len(prompt_ids))
-            if attempt is None:
-                recording.payload.prompt_ids = copy_ids(prompt_ids)
-        request_id = args[0] if args else given.get("request_id")
-        if request_id is not None:
-            recording.set(semconv.CONVERSATION_ID, str(request_id))
-        for name, value in (given.get("sampling_params") or {}).items():
-            key = _REQUEST.get(name)
-            if key is not None and isinstance(value, (int, float)):
-                recording.set(key, value)
-    except Exception as error:
-        report_internal_error("generate request", error)
-
-
 def _note_output(recording: Recording, output: Any, attempt: int | None) -> None:
     """Note a ``TokenOutput``, or the bare list of ids of verl 0.5."""
     try:
         token_ids = output if isinstance(output, list) else output.token_ids
-        recording.set(semconv.OUTPUT_TOKENS, len(token_ids))
+        attributes: dict[str, Any] = {semconv.OUTPUT_TOKENS: len(token_ids)}
         if attempt is None:
             recording.payload.response_ids = copy_ids(token_ids)
             recording.payload.logprobs = copy_floats(getattr(output, "log_probs", None))
         reason = getattr(output, "stop_reason", None)
         if reason is not None:
-            recording.set(semconv.FINISH_REASONS, [str(reason)])
-        recording.set(semconv.NUM_PREEMPTED, getattr(output, "num_preempted", None))
+            attributes[semconv.FINISH_REASONS] = [str(reason)]
         extra = getattr(output, "extra_fields", None) or {}
-        recording.set(semconv.WEIGHT_VERSION, extra.get("global_steps"))
-        recording.set(semconv.CACHED_TOKENS, extra.get("num_cached_tokens"))
+        for key, value in (
+            (semconv.NUM_PREEMPTED, getattr(output, "num_preempted", None)),
+            (semconv.WEIGHT_VERSION, extra.get("global_steps")),
+            (semconv.CACHED_TOKENS, extra.get("num_cached_tokens")),
+        ):
+            if value is not None:
+                attributes[key] = value
+        recording.set_all(attributes)
     except Exception as error:
         report_internal_error("generate output", error)
