@@ -10,12 +10,34 @@ from __future__ import annotations
 import os
 import random
 import sys
+from array import array
+from collections import deque
 from types import ModuleType
 
 from opentelemetry.sdk.trace.id_generator import IdGenerator as SdkIdGenerator
-from opentelemetry.trace import INVALID_SPAN_ID, INVALID_TRACE_ID
 
 _EXPORTERS = "opentelemetry.exporter."
+
+
+_BLOCK = 256
+"""Ids read at a time: the call gives up the interpreter's lock, which a worker may keep long."""
+
+_entropy: deque[int] = deque()
+# A forked child must not make the ids that its parent will make.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_entropy.clear)
+
+
+def _random_64() -> int:
+    """Return 64 bits of the operating system's entropy, never 0."""
+    while True:
+        try:
+            bits = _entropy.popleft()
+        except IndexError:
+            _entropy.extend(array("Q", os.urandom(8 * _BLOCK)))
+        else:
+            if bits:
+                return bits
 
 
 class IdGenerator(SdkIdGenerator):
@@ -23,17 +45,11 @@ class IdGenerator(SdkIdGenerator):
 
     def generate_span_id(self) -> int:
         """Return a new span id, 1 to 2**64 - 1."""
-        span_id = INVALID_SPAN_ID
-        while span_id == INVALID_SPAN_ID:
-            span_id = int.from_bytes(os.urandom(8), "big")
-        return span_id
+        return _random_64()
 
     def generate_trace_id(self) -> int:
         """Return a new trace id, 1 to 2**128 - 1."""
-        trace_id = INVALID_TRACE_ID
-        while trace_id == INVALID_TRACE_ID:
-            trace_id = int.from_bytes(os.urandom(16), "big")
-        return trace_id
+        return _random_64() << 64 | _random_64()
 
     def is_trace_id_random(self) -> bool:
         """Return True: all bits are random, which newer SDKs say in the ``traceparent``."""

@@ -103,8 +103,9 @@ def print_counts(console: Console, trajectories: Trajectories, directory: Path) 
         step = root.call["attributes"].get("step")
         counts = steps.setdefault(step, Counter())
         counts["trajectories"] += 1
+        for name in ("num_generations", "num_tool_calls"):
+            counts[name] += root.call["attributes"].get("rollout", {}).get(name, 0)
         for node in root.walk():
-            counts[node.call["op_name"].split()[0]] += 1
             counts["errors"] += node.call["exception"] is not None
         output = root.call["output"]
         if isinstance(output, dict) and isinstance(output.get("reward"), (int, float)):
@@ -117,8 +118,8 @@ def print_counts(console: Console, trajectories: Trajectories, directory: Path) 
         table.add_row(
             str(step),
             str(counts["trajectories"]),
-            str(counts["text_completion"] + counts["chat"]),
-            str(counts["execute_tool"]),
+            str(counts["num_generations"]),
+            str(counts["num_tool_calls"]),
             str(counts["errors"]),
             f"{sum(scores) / len(scores):.3f}" if scores else "-",
         )

@@ -72,3 +72,15 @@ class TestIds:
             os._exit(0)
         os.waitpid(child, 0)
         assert int((tmp_path / "id").read_text()) != generator.generate_trace_id()
+
+    def test_a_child_does_not_use_what_its_parent_has_read_ahead(self, tmp_path: Path) -> None:
+        generator = IdGenerator()
+        generator.generate_span_id()  # a block is there now
+        child = os.fork()
+        if child == 0:
+            ids = [generator.generate_span_id() for _ in range(400)]
+            (tmp_path / "ids").write_text(" ".join(map(str, ids)))
+            os._exit(0)
+        own = {generator.generate_span_id() for _ in range(400)}
+        os.waitpid(child, 0)
+        assert not own & {int(text) for text in (tmp_path / "ids").read_text().split()}
