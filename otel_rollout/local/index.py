@@ -84,6 +84,7 @@ class Index:
                     connection.execute(f"PRAGMA user_version = {schema.VERSION}")
             connection.execute(schema.DIRTY)
             connection.execute(schema.DIRTY_STEPS)
+            connection.execute(schema.DIRTY_GROUPS)
         except BaseException:
             connection.close()
             raise
@@ -185,12 +186,14 @@ class Index:
         before = """INSERT OR IGNORE INTO temp.dirty_steps SELECT DISTINCT project, experiment,
             step, validate FROM trajectories WHERE trace IN (SELECT trace FROM dirty)"""
         run(before)  # where a trajectory has been so far
+        run(schema.TOUCH_GROUPS)
         run(schema.FOLD_TRAJECTORIES, {"version": version})
         run(
             "DELETE FROM trajectories WHERE trace IN (SELECT trace FROM dirty) "
             "AND trace NOT IN (SELECT trace FROM calls WHERE trace IN (SELECT trace FROM dirty))"
         )
         run(schema.NAME_GROUPS)
+        run(schema.TOUCH_GROUPS)
         self._fold_groups()
         run(before)
         run(
@@ -203,8 +206,8 @@ class Index:
 
     def _fold_groups(self) -> None:
         rows = self._writer.execute(
-            """SELECT number, grp, reward, given_advantage FROM trajectories WHERE grp IN
-            (SELECT grp FROM trajectories WHERE trace IN (SELECT trace FROM dirty))"""
+            "SELECT number, grp, reward, given_advantage FROM trajectories "
+            "WHERE grp IN (SELECT grp FROM temp.dirty_groups)"
         )
         groups: dict[str, list[tuple[int, float | None, float | None]]] = {}
         for number, group, reward, given in rows:
@@ -219,6 +222,9 @@ class Index:
         self._writer.executemany(
             "UPDATE trajectories SET advantage = ?, spread = ? WHERE number = ?", updates
         )
+        self._writer.execute(schema.FORGET_GROUPS)
+        self._writer.execute(schema.FOLD_GROUPS)
+        self._writer.execute("DELETE FROM temp.dirty_groups")
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -236,6 +242,7 @@ class Index:
             connection = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA cache_size = -16384")
+            connection.execute(f"PRAGMA mmap_size = {1 << 30}")  # scans, without copying pages
             connection.execute("PRAGMA query_only = ON")
             self._local.connection = connection
         return connection

@@ -16,7 +16,7 @@ PAGE: Final = 50
 LIVE_S: Final = 120.0
 """A run is live where something has come within this time."""
 _BINS: Final = 20
-_MOST_VALUES: Final = 12
+_FEW: Final = 5000
 SORTS: Final = {
     "step": "step",
     "sample": "sample_index",
@@ -53,12 +53,17 @@ class Selection:
     @property
     def where(self) -> Where:
         """The condition; raises :class:`~otel_rollout.local.expression.FilterError`."""
+        return self.of_run & expression.where(self.text)
+
+    @property
+    def of_run(self) -> Where:
+        """The condition without the expression."""
         condition = Where()
         if self.project is not None:
             condition = condition & Where("project = ?", (self.project,))
         if self.experiment is not None:
             condition = condition & Where("experiment = ?", (self.experiment,))
-        return condition & expression.where(self.text)
+        return condition
 
     @property
     def order(self) -> tuple[str, bool]:
@@ -112,18 +117,26 @@ def page(
     after: str | None = None,
     before: str | None = None,
     limit: int = PAGE,
+    matching: int | None = None,
 ) -> Page:
-    """Return the part of a list behind (or before) a trajectory, by default its beginning."""
+    """Return the part of a list behind (or before) a trajectory, by default its beginning.
+
+    Where only a few match (``matching``, as far as it is known), they are found and then sorted:
+    going through the list in its order until a page is full would be going through all of it.
+    """
+    if matching == 0:
+        return Page([], False, False)
     column, descending = selection.order
     backwards = before is not None
     anchor = _anchor(index, before or after, column)
     condition = selection.where
     if anchor is not None:
         condition = condition & _beyond(column, descending != backwards, *anchor)
+    few = matching is not None and matching < _FEW
     direction = "DESC" if descending != backwards else "ASC"
     found = index.query(
         f"SELECT * FROM trajectories WHERE {condition.sql} "
-        f"ORDER BY {column} {direction}, number {direction} LIMIT ?",
+        f"ORDER BY {'+' if few else ''}{column} {direction}, number {direction} LIMIT ?",
         (*condition.values, limit + 1),
     )
     more, rows = len(found) > limit, found[:limit]
@@ -234,15 +247,17 @@ def group(index: Index, name: str) -> list[sqlite3.Row]:
 
 
 def groups(index: Index, selection: Selection, limit: int = 200) -> list[sqlite3.Row]:
-    """Return the groups of a list: the widest spread of rewards first."""
+    """Return the groups with a trajectory in a list: the widest spread of rewards first."""
+    run = selection.of_run
     condition = selection.where
+    among = Where()
+    if selection.text:
+        listed = f"SELECT grp FROM trajectories WHERE {condition.sql}"
+        among = Where(f"grp IN ({listed})", condition.values)
+    whole = run & among
     return index.query(
-        f"""SELECT grp, step, sample_index, validate, count(*) AS n, avg(reward) AS mean,
-        min(reward) AS low, max(reward) AS high, sum(errors > 0) AS errors,
-        avg(response_tokens) AS response_tokens, max(experiment) AS experiment
-        FROM trajectories WHERE {condition.sql} AND grp IS NOT NULL GROUP BY grp
-        ORDER BY high - low DESC, step, sample_index LIMIT ?""",
-        (*condition.values, limit),
+        f"SELECT * FROM groups WHERE {whole.sql} ORDER BY spread DESC LIMIT ?",
+        (*whole.values, limit),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from otel_rollout.local import facts
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the schema; an index of another version is thrown away and made anew."""
 
 _CALL_COLUMNS: Final = ", ".join(
@@ -38,9 +38,17 @@ CREATE TABLE trajectories (
   weight_version INTEGER, processes INTEGER, calls INTEGER, bytes INTEGER, version INTEGER);
 CREATE INDEX trajectories_by_group ON trajectories (grp);
 CREATE INDEX trajectories_by_step ON trajectories (project, experiment, step, number);
-CREATE INDEX trajectories_by_reward ON trajectories (project, experiment, reward, number);
+CREATE INDEX trajectories_of_run_by_reward
+  ON trajectories (project, experiment, reward, number, errors);
+CREATE INDEX trajectories_by_reward ON trajectories (reward, number, errors);
 CREATE INDEX trajectories_by_start ON trajectories (started, number);
 CREATE INDEX trajectories_of_run_by_start ON trajectories (project, experiment, started, number);
+CREATE TABLE groups (
+  grp TEXT PRIMARY KEY, project TEXT, experiment TEXT, step INTEGER, sample_index,
+  validate INTEGER, n INTEGER, mean REAL, low REAL, high REAL, spread REAL, errors INTEGER,
+  response_tokens REAL) WITHOUT ROWID;
+CREATE INDEX groups_by_spread ON groups (spread);
+CREATE INDEX groups_of_run_by_spread ON groups (project, experiment, spread);
 CREATE TABLE steps (
   project TEXT NOT NULL, experiment TEXT NOT NULL, step INTEGER NOT NULL, validate INTEGER NOT NULL,
   trajectories INTEGER, done INTEGER, rewarded INTEGER, mean REAL, low REAL, high REAL,
@@ -53,6 +61,8 @@ CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 DIRTY: Final = "CREATE TEMP TABLE IF NOT EXISTS dirty (trace TEXT PRIMARY KEY) WITHOUT ROWID"
 DIRTY_STEPS: Final = """CREATE TEMP TABLE IF NOT EXISTS dirty_steps
   (project, experiment, step, validate, PRIMARY KEY (project, experiment, step, validate))"""
+
+DIRTY_GROUPS: Final = "CREATE TEMP TABLE IF NOT EXISTS dirty_groups (grp TEXT PRIMARY KEY)"
 
 PUT_CALL: Final = (
     f"INSERT OR REPLACE INTO calls ({', '.join(facts.COLUMNS)}, segment, offset, bytes) "
@@ -103,6 +113,18 @@ ON CONFLICT (trace) DO UPDATE SET
 NAME_GROUPS: Final = """UPDATE trajectories
   SET grp = group_name(project, experiment, step, validate, coalesce(group_id, sample_index))
   WHERE trace IN (SELECT trace FROM dirty)"""
+
+TOUCH_GROUPS: Final = """INSERT OR IGNORE INTO temp.dirty_groups SELECT DISTINCT grp
+  FROM trajectories WHERE grp IS NOT NULL AND trace IN (SELECT trace FROM dirty)"""
+FORGET_GROUPS: Final = "DELETE FROM groups WHERE grp IN (SELECT grp FROM temp.dirty_groups)"
+FOLD_GROUPS: Final = """
+INSERT INTO groups
+SELECT grp, max(project), max(experiment), max(step), max(sample_index), max(validate), count(*),
+  avg(reward), min(reward), max(reward),
+  CASE WHEN count(reward) > 1 THEN max(reward) - min(reward) END,
+  sum(errors > 0), avg(response_tokens)
+FROM trajectories WHERE grp IN (SELECT grp FROM temp.dirty_groups) GROUP BY grp
+"""
 
 FOLD_STEPS: Final = """
 INSERT OR REPLACE INTO steps

@@ -11,7 +11,14 @@ from typing import Final
 SHOWN: Final = 20_000
 """Characters of one text that a page shows; the rest is in the raw call."""
 
+_KEPT: Final = frozenset(map(ord, "\n\t"))
 _NAMES: Final = {
+    0x00: "NUL",
+    0x07: "BEL",
+    0x08: "BS",
+    0x0D: "CR",
+    0x1B: "ESC",
+    0x7F: "DEL",
     0x061C: "ALM",
     0x200B: "ZWSP",
     0x200E: "LRM",
@@ -31,9 +38,7 @@ _NAMES: Final = {
     0xFEFF: "BOM",
 }
 _SIGNS: Final[dict[int, str]] = {
-    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
-    0x7F: "\u2421",
-    **{code: f"⟨{code:02X}⟩" for code in range(0x80, 0xA0)},
+    **{code: f"⟨{code:02X}⟩" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in _KEPT},
     **{code: f"⟨{name}⟩" for code, name in _NAMES.items()},
     **{code: f"⟨TAG {code:X}⟩" for code in range(0xE0000, 0xE0080)},
 }

@@ -102,13 +102,14 @@ class Pages:
         """A list of trajectories, with the histogram of their rewards."""
         selection = selection_of(request.query_params)
         try:
+            summary = queries.summary(self._index, selection)
             page = queries.page(
                 self._index,
                 selection,
                 after=request.query_params.get("after"),
                 before=request.query_params.get("before"),
+                matching=summary.count if selection.text else None,
             )
-            summary = queries.summary(self._index, selection)
         except FilterError as error:
             return self._refused(selection, error)
         return self.page(
