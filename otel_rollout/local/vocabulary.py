@@ -1,7 +1,7 @@
 """The text of single tokens, where the store or the user has the tokenizer.
 
-Calls hold the text of a whole response, not of each token. A ``tokenizer.json`` in the store's
-folder ``tokenizers``, named after the model or alone there, or one that the user names, gives it.
+Calls hold the text of a whole response, not of each token. The tokenizer that the traced process
+has left in the store's folder ``tokenizers``, or one that the user names, gives it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,11 @@ import threading
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from otel_rollout.exporters.tokenizers import FOLDER, file_name
 from otel_rollout.payload import pack_ids
 from otel_rollout.processor.token2text import Decoder
-
-FOLDER: Final = "tokenizers"
-
-
-def file_name(model: str) -> str:
-    """Return the name of a model's file in the folder ``tokenizers`` of a store."""
-    kept = "".join(c if c.isalnum() or c in "._-" else "_" for c in model)
-    return f"{kept.strip('.')[:120] or 'model'}.json"
 
 
 class Vocabularies:

@@ -101,7 +101,8 @@ class _Registered:
     """A tokenizer's private copy; the decoder is built when it is first needed."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._build = _builder(tokenizer)
+        self.serialized = _serialized(tokenizer)
+        self._build = _builder(tokenizer, self.serialized)
         self._size = _vocabulary_size(tokenizer)
         self._decoder: Decoder | None = None
         self._failed = False
@@ -150,6 +151,11 @@ class Tokenizers:
         registered = self._by_model.get(model) or self._by_model.get(None)
         return registered.decoder() if registered is not None else None
 
+    def serialized(self, model: str | None) -> str | None:
+        """Return what :meth:`decoder` decodes with, as a ``tokenizer.json``, where it is one."""
+        registered = self._by_model.get(model) or self._by_model.get(None)
+        return registered.serialized if registered is not None else None
+
     def clear(self) -> None:
         """Forget every tokenizer."""
         self._by_model.clear()
@@ -189,13 +195,20 @@ def register_tokenizer(tokenizer: Any, model: str | None = None) -> None:
         )
 
 
-def _builder(tokenizer: Any) -> Callable[[], Decoder]:
+def _serialized(tokenizer: Any) -> str | None:
+    """Return a fast tokenizer as its ``tokenizer.json``, ``None`` for any other."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None and hasattr(tokenizer, "from_str") and hasattr(tokenizer, "to_str"):
         backend = tokenizer
     cleans_up = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
-    if backend is not None and hasattr(backend, "to_str") and not cleans_up:
-        serialized: str = backend.to_str()
+    if backend is None or not hasattr(backend, "to_str") or cleans_up:
+        return None
+    text: str = backend.to_str()
+    return text
+
+
+def _builder(tokenizer: Any, serialized: str | None) -> Callable[[], Decoder]:
+    if serialized is not None:
         return lambda: _fast(serialized)
     private = copy.deepcopy(tokenizer)
     return lambda: Decoder(private.decode, _vocabulary_size(private))

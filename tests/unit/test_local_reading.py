@@ -250,3 +250,25 @@ def test_an_export_that_cannot_be(
     assert result.exit_code == 1
     assert said in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_traced_process_leaves_its_tokenizer_in_the_store(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models
+
+    from otel_rollout import WeaveSpanExporter, register_tokenizer, trajectory
+    from otel_rollout.processor.token2text import tokenizers
+    from otel_rollout.settings import Settings
+    from tests.unit import pipeline
+
+    known = Tokenizer(models.WordLevel({"a": 0, " b": 1}, unk_token="a"))
+    known.decoder = decoders.Fuse()
+    register_tokenizer(known)
+    running = pipeline.Pipeline(WeaveSpanExporter(Settings(directory=tmp_path)))
+    try:
+        with trajectory(step=1):
+            pipeline.generation([0, 1], [1, 0], model="org/policy")
+        running.spans()
+    finally:
+        tokenizers.clear()
+
+    assert Vocabularies(tmp_path).pieces("org/policy", [0, 1]) == ["a", " b"]

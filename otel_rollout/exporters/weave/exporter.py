@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -17,17 +17,19 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_rollout import delivery_state, self_metrics, semconv
 from otel_rollout.diagnostics import logger, report_internal_error, say_once
-from otel_rollout.exporters import retention, spool
+from otel_rollout.exporters import retention, spool, tokenizers
 from otel_rollout.exporters.segments import SegmentWriter
 from otel_rollout.exporters.weave import calls
 from otel_rollout.exporters.weave.client import destination
 from otel_rollout.exporters.weave.memory import Memory
 from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
 from otel_rollout.exporters.weave.shipper import Shipper
+from otel_rollout.processor import token2text
 from otel_rollout.settings import SPOOL_FOLDER as SPOOL_FOLDER
 from otel_rollout.settings import Settings, settings
 
 LAST_DELIVERY_S: Final = 2.0
+_TOKEN_IDS: Final = frozenset({semconv.PROMPT_IDS, semconv.RESPONSE_IDS, semconv.CHOICES_IDS})
 
 active_exporters: int = 0
 """How many exporters this process has made: whether Weave is fed by us at all."""
@@ -63,6 +65,7 @@ class WeaveSpanExporter(SpanExporter):
             self._settings.spool, retention.segment_bytes(self._settings.max_disk)
         )
         self._memory = Memory(self.counters)
+        self._models: set[str] = set()
         self._lock = threading.Lock()
         self._shipper: Shipper | None = None
         self._shut_down = False
@@ -102,6 +105,20 @@ class WeaveSpanExporter(SpanExporter):
         for feedback in calls.feedback_of(span):
             meta = {**meta, "kind": spool.FEEDBACK, "id": feedback["id"]}
             self._write(meta, orjson.dumps(feedback))
+        self._keep_tokenizer(span.attributes or {})
+
+    def _keep_tokenizer(self, attributes: Mapping[str, Any]) -> None:
+        """Leave the tokenizer of a model in the store, for the text of single tokens there."""
+        if not _TOKEN_IDS.intersection(attributes):
+            return
+        model = str(attributes.get(semconv.REQUEST_MODEL) or "")
+        if model in self._models:
+            return
+        serialized = token2text.tokenizers.serialized(model or None)
+        if serialized is not None:
+            self._models.add(model)
+            with contextlib.suppress(OSError):
+                tokenizers.keep(self._settings.directory, model, serialized)
 
     def _write(self, meta: dict[str, Any], body: bytes) -> None:
         """Write a record to the spool, or keep it in memory where that fails."""
