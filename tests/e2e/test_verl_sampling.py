@@ -40,13 +40,8 @@ def sampled(
                 folder,
                 *OPTIONS,
                 *("--project", project, *overrides),
-                **{
-                    **runs.weave_environment(weave_server),
-                    **variables,
-                    "OTEL_TRACES_EXPORTER": "weave,otlp",
-                    "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-                    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-                },
+                **runs.both_environments(weave_server, receiver),
+                **variables,
             )
             runs.wait_for_calls(weave_server, project, QUOTA * WORKERS * N)
             spans = receiver.spans

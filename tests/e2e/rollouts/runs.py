@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.servers.otlp_receiver import Span
+from tests.servers.otlp_receiver import OtlpReceiver, Span
 from tests.servers.weave_process import API_KEY, WeaveServer
 
 PROGRAM = Path(__file__).with_name("seeded.py")
@@ -135,6 +135,16 @@ def weave_environment(server: WeaveServer) -> dict[str, str]:
         "WANDB_API_KEY": API_KEY,
         "WANDB_BASE_URL": server.url,
         "WF_TRACE_SERVER_URL": server.url,
+    }
+
+
+def both_environments(server: WeaveServer, receiver: OtlpReceiver) -> dict[str, str]:
+    """The variables that send the same spans to Weave and to an OTLP receiver."""
+    return {
+        **weave_environment(server),
+        "OTEL_TRACES_EXPORTER": "weave,otlp",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }
 
 
