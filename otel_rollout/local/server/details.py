@@ -10,6 +10,7 @@ from otel_rollout.local import queries, strips, trajectory
 from otel_rollout.local.comparison import (
     Parting,
     best_of,
+    common_text,
     first_difference,
     nearest,
     parting,
@@ -96,6 +97,8 @@ class Member:
     parting: Parting | None
     """Where it leaves ``other``, the nearest of the best."""
     other: Trajectory | None
+    shared: int
+    """Characters of its response that are those of ``other``."""
     is_best: bool
     bar: float
     """Its reward's place between the lowest and the highest, 0 to 1."""
@@ -123,12 +126,15 @@ def grouped(trajectories: list[Trajectory], vocabularies: Vocabularies) -> Group
     for one in trajectories:
         other = nearest(one, best) if one not in best else None
         away = parting(one, other, vocabularies) if other is not None else None
+        shared = common_text(one.response_text, other.response_text) if other is not None else 0
         bar = 0.0
         if one.reward is not None and low is not None and high is not None:
             # From zero where all are positive, so that equal rewards are not empty bars.
             start = min(0.0, low)
             bar = (one.reward - start) / ((high - start) or 1.0)
-        members.append(Member(one, away, other, one in best, bar, shade(one.reward, low, high)))
+        members.append(
+            Member(one, away, other, shared, one in best, bar, shade(one.reward, low, high))
+        )
     mean = sum(rewards) / len(rewards) if rewards else None
     prompt = trajectories[0].prompt_text
     return Group(trajectories[0].facts, members, mean, low, high, prompt)
