@@ -43,6 +43,8 @@ STUBS = ROOT / "dev" / "stubs"
 BUILD_FORMAT = "1"
 #: The Python that the pins were made with.
 LOCKED_FOR = "3.11"
+#: Of our package, in every overlay.
+EXTRAS = "otlp,view"
 COMPLETE = ".complete"
 STAMP = ".otel-rollout-stamp"
 
@@ -337,7 +339,7 @@ def ensure_overlay(env: Environment) -> Path:
     folder = ROOT / env.overlay
     package = (ROOT / "pyproject.toml", ROOT / "otel_rollout" / "_version.py")
     stand = digest(BUILD_FORMAT, str(base), str(folder))
-    stamp = digest(stand, *(path.read_bytes() for path in package))
+    stamp = digest(stand, EXTRAS, *(path.read_bytes() for path in package))
     if read_stamp(folder) == [stand, stamp]:
         return folder
     with only_one(f"{env.overlay}-{digest(str(folder))}"):
@@ -361,7 +363,7 @@ def ensure_overlay(env: Environment) -> Path:
             env.overlay,
             "--no-build-isolation",
             "--editable",
-            f"{ROOT}[otlp]",
+            f"{ROOT}[{EXTRAS}]",
         )
         (folder / STAMP).write_text(f"{stand}\n{stamp}\n")
         say(f"{env.overlay}: ready on {base.name} ({time.monotonic() - started:.0f} s)")
