@@ -51,12 +51,12 @@ def table(seen: list[dict[str, Any]]) -> str:
     lines = [
         "# Fault matrix",
         "",
-        f"Made by `make faults` on {datetime.date.today().isoformat()}; "
+        f"Made by the tests of `make faults` on {datetime.date.today().isoformat()}; "
         "[delivery.md](delivery.md) says what is what.",
         "",
         "Each cell: spans lost / spans of the last moment (100 ms before an abrupt death) that are "
         "not there / spans ended. `(n twice)`: n of them reached the server twice, byte for byte "
-        "the same, and were merged there.",
+        "the same, and were merged there. An empty cell was not run.",
         "",
         "| end | processes | " + " | ".join(states) + " | longest exit |",
         "|---" * (len(states) + 3) + "|",

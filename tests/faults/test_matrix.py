@@ -157,18 +157,20 @@ def test_throughput_in_every_state(bench: Bench, tmp_path: Path) -> None:
         bench.proxy.set(state)
         environ = bench.environ(tmp_path / name, name, OTEL_ROLLOUT_TEST_TELEMETRY=telemetry)
         journal = tmp_path / f"{name}.journal"
-        command = [sys.executable, str(WORKLOAD), str(journal), "normal", "8"]
+        command = [sys.executable, str(WORKLOAD), str(journal), "normal", "5"]
         subprocess.run(command, env=environ, check=True, capture_output=True, timeout=120)
         marks = [line.split()[0] for line in journal.read_text().splitlines()]
         return float(next(m for m in marks if m.startswith("rate:")).removeprefix("rate:"))
 
-    shares: dict[str, float] = {}
-    for number, state in enumerate(fault_proxy.STATES):
-        pairs = []
-        for turn in range(3):
-            plain = rate(state, "0", f"plain-{number}-{turn}")
-            pairs.append(rate(state, "1", f"traced-{number}-{turn}") / plain)
-        shares[state] = sorted(pairs)[1]
+    # Whatever else the machine does only slows: the best of three counts, taken in turns.
+    best: dict[tuple[str, str], float] = {}
+    for turn in range(3):
+        for number, state in enumerate(fault_proxy.STATES):
+            for telemetry in "01":
+                name = f"rate-{number}-{telemetry}-{turn}"
+                found = rate(state, telemetry, name)
+                best[state, telemetry] = max(best.get((state, telemetry), 0.0), found)
+    shares = {state: best[state, "1"] / best[state, "0"] for state in fault_proxy.STATES}
     report.throughput(shares)
     assert min(shares.values()) >= 0.98, shares
 
