@@ -27,7 +27,7 @@ fi
 
 echo "== $venv/bin/pytest ${folders[*]} $*"
 status=0
-"$venv/bin/python" -m pytest --timeout "${TEST_TIMEOUT:-300}" --durations 5 "${folders[@]}" "$@" ||
+"$venv/bin/python" -m pytest --timeout "${TEST_TIMEOUT:-600}" --durations 5 "${folders[@]}" "$@" ||
     status=$?
 # A selection by -k or -m may leave a folder without tests.
 if [ $status -eq 5 ] && [ $# -gt 0 ]; then status=0; fi
