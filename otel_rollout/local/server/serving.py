@@ -39,8 +39,8 @@ def serve(
     click.echo(f"{directory}: {link}")
     if token:
         click.echo(
-            "Exporters elsewhere send here with "
-            f"OTEL_EXPORTER_WEAVE_ENDPOINT={address} WANDB_API_KEY={token}"
+            "Exporters and Weave clients elsewhere: "
+            f"WF_TRACE_SERVER_URL={address} WANDB_BASE_URL={address} WANDB_API_KEY={token}"
         )
     if browser:
         threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
