@@ -305,6 +305,23 @@ def test_new_trajectories_appear(page: Page, viewer: Viewer) -> None:
     assert "2 trajectories" in page.text(".count")
 
 
+def test_what_has_not_changed_is_left_alone(
+    page: Page, viewer: Viewer, worst: dict[str, Any]
+) -> None:
+    page.open(f"/t/{worst['trace']}?view=calls")
+    page.one("details.call summary").click()
+    page.chrome.execute_script("window.region = document.querySelector('[data-live]')")
+    version = page.one("html").get_attribute("data-version")
+    writer = SegmentWriter(viewer.directory / "spool")
+    write_call(writer, "another", experiment="other", text="hello")
+    writer.close()
+    page.until(lambda: page.chrome.execute_script("return version") != int(version))
+
+    same = "return window.region === document.querySelector('[data-live]')"
+    assert page.chrome.execute_script(same)
+    assert page.one("details.call").get_attribute("open")
+
+
 def test_hostile_text_does_nothing(page: Page, viewer: Viewer) -> None:
     writer = SegmentWriter(viewer.directory / "spool")
     long = HOSTILE + "A" * (10 << 20)

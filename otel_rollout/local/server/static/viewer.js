@@ -115,6 +115,8 @@ document.addEventListener("mouseover", (event) => {
 
 // ---- live ---------------------------------------------------------------------------------------
 let version = Number(document.documentElement.dataset.version);
+// As they were served: what has not changed is left alone, with its selection and its place.
+const served = new Map(all("[data-live]").map((region) => [region.dataset.live, region.innerHTML]));
 let waiting = false;
 async function refresh() {
   const answer = await fetch(location.href, { headers: { "X-Refresh": "1" } });
@@ -125,7 +127,8 @@ async function refresh() {
   const open = all("details").map((one) => one.open);
   for (const region of all("[data-live]")) {
     const fresh = find(`[data-live="${region.dataset.live}"]`, page);
-    if (!fresh) continue;
+    if (!fresh || fresh.innerHTML === served.get(region.dataset.live)) continue;
+    served.set(region.dataset.live, fresh.innerHTML);
     for (const row of all("[data-trace]", fresh)) {
       if (known.size && !known.has(row.dataset.trace)) row.classList.add("new");
       if (chosen && row.dataset.trace === chosen) row.classList.add("at");
