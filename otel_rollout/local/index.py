@@ -50,20 +50,34 @@ class Index:
         self.file = file or self._usual_file()
         self._local = threading.local()
         self._writing = threading.Lock()
+        self._generation = 0
         self._writer = self._opened()
 
     def _usual_file(self) -> Path:
         if os.access(self.directory, os.W_OK):
             return self.directory / FILE_NAME
+        return self._temporary_file()
+
+    def _temporary_file(self) -> Path:
         self._temporary = tempfile.TemporaryDirectory(prefix="otel-rollout-")
         return Path(self._temporary.name) / FILE_NAME
 
     def _opened(self) -> sqlite3.Connection:
         try:
             return self._connected()
+        except sqlite3.OperationalError:  # a file system without locks or shared memory, say
+            self.file = self._temporary_file()
         except sqlite3.DatabaseError:  # damaged, or not one of ours
             remove(self.file)
-            return self._connected()
+        return self._connected()
+
+    def _make_anew(self) -> None:
+        """Throw the index away: a part of it that was read only now is damaged."""
+        with contextlib.suppress(sqlite3.Error):
+            self._writer.close()
+        remove(self.file)
+        self._writer = self._connected()
+        self._generation += 1
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -104,33 +118,42 @@ class Index:
         Raises ``sqlite3.Error`` where the index cannot be written.
         """
         with self._writing:
-            known = {
-                name: (number, offset, size)
-                for number, name, offset, size in self._writer.execute(
-                    "SELECT number, name, offset, size FROM segments"
-                )
-            }
-            present = {path.name: path for path in spool.segments(self.spool)}
-            changed = self._forget([known[name][0] for name in known.keys() - present.keys()])
-            grown = []
-            for name, path in present.items():
-                with contextlib.suppress(OSError):
-                    size = path.stat().st_size
-                    number, offset, before = known.get(name, (None, 0, -1))
-                    if number is not None and size < offset:  # another file by this name
-                        self._forget([number])
-                        number, offset, before = None, 0, -1
-                    if size != before:
-                        grown.append((path, size, offset))
-            whole = sum(size - offset for _, size, offset in grown)
-            done = 0
-            for path, size, offset in grown:
-                for end in self._read_on(path, size, offset):
-                    changed = True
-                    if progress is not None:
-                        progress(done + end - offset, whole)
-                done += size - offset
-            return changed
+            try:
+                return self._update(progress)
+            except sqlite3.OperationalError:  # a full disk, say; the index is as it was
+                raise
+            except sqlite3.DatabaseError:
+                self._make_anew()
+                return self._update(progress)
+
+    def _update(self, progress: Progress | None) -> bool:
+        known = {
+            name: (number, offset, size)
+            for number, name, offset, size in self._writer.execute(
+                "SELECT number, name, offset, size FROM segments"
+            )
+        }
+        present = {path.name: path for path in spool.segments(self.spool)}
+        changed = self._forget([known[name][0] for name in known.keys() - present.keys()])
+        grown = []
+        for name, path in present.items():
+            with contextlib.suppress(OSError):
+                size = path.stat().st_size
+                number, offset, before = known.get(name, (None, 0, -1))
+                if number is not None and size < offset:  # another file by this name
+                    self._forget([number])
+                    number, offset, before = None, 0, -1
+                if size != before:
+                    grown.append((path, size, offset))
+        whole = sum(size - offset for _, size, offset in grown)
+        done = 0
+        for path, size, offset in grown:
+            for end in self._read_on(path, size, offset):
+                changed = True
+                if progress is not None:
+                    progress(done + end - offset, whole)
+            done += size - offset
+        return changed
 
     def _read_on(self, path: Path, size: int, offset: int) -> Iterator[int]:
         """Take in a segment from ``offset`` on, in transactions; yield how far it has come."""
@@ -237,7 +260,8 @@ class Index:
     def reader(self) -> sqlite3.Connection:
         """Return this thread's connection, which can only read."""
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
+        if connection is None or self._local.generation != self._generation:
+            self._local.generation = self._generation
             address = f"{self.file.absolute().as_uri()}?mode=ro"
             connection = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)
             connection.row_factory = sqlite3.Row

@@ -175,6 +175,24 @@ def test_an_index_that_is_lost_or_damaged_is_made_anew(store: Path, spoil: Any) 
     assert rows(second) == before
 
 
+def test_an_index_that_is_damaged_within_is_made_anew(tmp_path: Path) -> None:
+    write_store(tmp_path, 64, samples=4, rollouts=8)
+    first = Index(tmp_path)
+    first.update()
+    before = rows(first)
+    first.close()
+    content = bytearray((tmp_path / FILE_NAME).read_bytes())
+    content[3 * 4096 :] = b"\xff" * (len(content) - 3 * 4096)
+    (tmp_path / FILE_NAME).write_bytes(bytes(content))
+
+    second = Index(tmp_path)
+    write_store(tmp_path, 8, samples=1, rollouts=4, seed=99)
+    second.update()
+
+    assert len(before) == 64
+    assert len(rows(second)) == 72
+
+
 def test_segments_that_are_gone_take_their_trajectories_along(index: Index, store: Path) -> None:
     for path in spool.segments(store / "spool"):
         path.unlink()
