@@ -28,7 +28,8 @@ from otel_rollout.processor import token2text
 from otel_rollout.settings import SPOOL_FOLDER as SPOOL_FOLDER
 from otel_rollout.settings import Settings, settings
 
-LAST_DELIVERY_S: Final = 2.0
+LAST_DELIVERY_S: Final = 1.75
+"""Of the 2 s that an exit may take; the rest is for what goes on around it."""
 _TOKEN_IDS: Final = frozenset({semconv.PROMPT_IDS, semconv.RESPONSE_IDS, semconv.CHOICES_IDS})
 
 active_exporters: int = 0
