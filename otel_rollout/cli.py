@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,9 +94,19 @@ def demo(path: str, steps: int, prompts: int, rollouts: int, directory: Path) ->
     click.echo()
     _show(directory)
     relative = os.path.relpath(directory)
+    name = _command()
     click.echo(
-        f"\nIn the browser:  otel-rollout view {relative}\n"
-        f"In the terminal: otel-rollout show {relative}\n"
-        f"Send it to W&B:  WANDB_API_KEY=… otel-rollout push {relative}\n"
+        f"\nIn the browser:  {name} view {relative}   (http://127.0.0.1:7788)\n"
+        f"In the terminal: {name} show {relative}\n"
+        f"Send it to W&B:  WANDB_API_KEY=… {name} push {relative}\n"
         "Or at once:      set WANDB_API_KEY before the run"
     )
+
+
+def _command() -> str:
+    """Return how this command is called from here: its environment may not be active."""
+    here = Path(sys.executable).with_name("otel-rollout")
+    found = shutil.which("otel-rollout")
+    if found is not None and Path(found).samefile(here):
+        return "otel-rollout"
+    return os.path.relpath(here)
