@@ -16,6 +16,8 @@ from types import ModuleType
 
 from opentelemetry.sdk.trace.id_generator import IdGenerator as SdkIdGenerator
 
+from otel_rollout.forking import in_child
+
 _EXPORTERS = "opentelemetry.exporter."
 
 
@@ -24,8 +26,7 @@ _BLOCK = 256
 
 _entropy: deque[int] = deque()
 # A forked child must not make the ids that its parent will make.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_entropy.clear)
+in_child(_entropy.clear)
 
 
 def _random_64() -> int:

@@ -7,7 +7,6 @@ for SDK components; what they do not know is ``otel_rollout.*``.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from otel_rollout._version import __version__
+from otel_rollout.forking import in_child
 
 PROCESSOR: Final = "rollout_span_processor"
 EXPORTER: Final = "weave_span_exporter"
@@ -49,8 +49,7 @@ def _begin_in_child() -> None:
         component.counters.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
+in_child(_begin_in_child)
 
 
 def counts(kind: str | None = None) -> Counter[str]:

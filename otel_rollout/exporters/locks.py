@@ -11,6 +11,8 @@ import os
 import sys
 from enum import Enum
 
+from otel_rollout.forking import in_child
+
 if sys.platform != "win32":
     import fcntl
 
@@ -69,5 +71,4 @@ def _close_in_child() -> None:
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
+in_child(_close_in_child)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from otel_rollout import semconv
+from otel_rollout.forking import in_child
 from otel_rollout.settings import settings
 
 _STEPS_KEPT: Final = 256
@@ -144,8 +144,7 @@ def _after_fork() -> None:
         _sampler.new_lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_child(_after_fork)
 
 
 def sampler() -> Sampler:

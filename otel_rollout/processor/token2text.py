@@ -8,7 +8,6 @@ as serialized text; the copy itself is built at its first use, by the worker.
 from __future__ import annotations
 
 import copy
-import os
 import threading
 import weakref
 from array import array
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from otel_rollout.diagnostics import report_internal_error, say_once
+from otel_rollout.forking import in_child
 
 _HIGHEST_ID: Final = 2**32 - 1
 _PART_OF_A_CHARACTER: Final = "\ufffd"
@@ -167,8 +167,7 @@ class Tokenizers:
 
 
 tokenizers = Tokenizers()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=tokenizers.after_fork)
+in_child(tokenizers.after_fork)
 
 
 def register_tokenizer(tokenizer: Any, model: str | None = None) -> None:

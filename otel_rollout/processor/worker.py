@@ -7,10 +7,8 @@ it is dropped and counted.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -19,6 +17,7 @@ from typing import Final, Generic, TypeVar
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
 from otel_rollout.diagnostics import report_internal_error, say_once
+from otel_rollout.forking import in_child_while_alive
 
 _Item = TypeVar("_Item")
 
@@ -54,9 +53,7 @@ class Worker(Generic[_Item]):
         self._max_bytes = max_bytes
         self._counters = counters
         self._reset()
-        if hasattr(os, "register_at_fork"):
-            reset = weakref.WeakMethod(self._reset)
-            os.register_at_fork(after_in_child=lambda: (method := reset()) and method())
+        in_child_while_alive(self._reset)
 
     def _reset(self) -> None:
         """Start empty: in a new process nothing of the parent's queue or thread is left."""
@@ -187,9 +184,7 @@ class QuietFlusher:
         self._quiet = quiet
         self._interval = interval
         self._reset()
-        if hasattr(os, "register_at_fork"):
-            reset = weakref.WeakMethod(self._reset)
-            os.register_at_fork(after_in_child=lambda: (method := reset()) and method())
+        in_child_while_alive(self._reset)
 
     def _reset(self) -> None:
         self._touched = threading.Event()

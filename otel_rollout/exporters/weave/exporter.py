@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,6 +22,7 @@ from otel_rollout.exporters.weave.client import destination
 from otel_rollout.exporters.weave.memory import Memory
 from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
 from otel_rollout.exporters.weave.shipper import Shipper
+from otel_rollout.forking import in_child_while_alive
 from otel_rollout.processor import token2text
 from otel_rollout.settings import SPOOL_FOLDER as SPOOL_FOLDER
 from otel_rollout.settings import Settings, settings
@@ -55,9 +54,7 @@ class WeaveSpanExporter(SpanExporter):
         self._settings = configuration or settings()
         self._begin()
         self_metrics.observe(self_metrics.EXPORTER, self, _gauges)
-        if hasattr(os, "register_at_fork"):
-            begin = weakref.WeakMethod(self._begin)
-            os.register_at_fork(after_in_child=lambda: (method := begin()) and method())
+        in_child_while_alive(self._begin)
 
     def _begin(self) -> None:
         """Begin afresh: a forked child has a segment, a shipper and counters of its own."""
