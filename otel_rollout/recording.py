@@ -26,6 +26,7 @@ from opentelemetry.trace import (
     TraceFlags,
     Tracer,
     TracerProvider,
+    TraceState,
 )
 
 from otel_rollout import identity as identities
@@ -105,13 +106,8 @@ class Recording:
 
     def set(self, key: str, value: Any) -> None:
         """Set a span attribute; ``None`` is ignored."""
-        if value is not None and self.live and not self._ended:
-            try:
-                self.span.set_attribute(key, value)
-                if key in summaries.NOTED:
-                    self._noted[key] = value
-            except Exception as error:
-                report_internal_error("Recording.set", error)
+        if value is not None:
+            self.set_all({key: value})
 
     def set_all(self, attributes: Mapping[str, Any]) -> None:
         """Set span attributes, none of them ``None``: cheaper than one by one."""
@@ -237,6 +233,21 @@ def start(
         return Recording(trace.INVALID_SPAN, context)
 
 
+def unsampled_span(
+    trace_id: int, span_id: int, trace_state: TraceState | None = None
+) -> NonRecordingSpan:
+    """Return a span that records nothing; its flags 0 tell all below it to do the same."""
+    return NonRecordingSpan(
+        SpanContext(
+            trace_id,
+            span_id,
+            is_remote=False,
+            trace_flags=TraceFlags(TraceFlags.DEFAULT),
+            trace_state=trace_state,
+        )
+    )
+
+
 def _absent(context: Context) -> Span:
     """Stand in for a span of an unsampled trajectory; whatever the sampler, none is started.
 
@@ -245,15 +256,7 @@ def _absent(context: Context) -> Span:
     around = trace.get_current_span(context).get_span_context()
     if not around.is_valid:
         return trace.INVALID_SPAN
-    return NonRecordingSpan(
-        SpanContext(
-            around.trace_id,
-            around.span_id,
-            is_remote=False,
-            trace_flags=TraceFlags(TraceFlags.DEFAULT),
-            trace_state=around.trace_state,
-        )
-    )
+    return unsampled_span(around.trace_id, around.span_id, around.trace_state)
 
 
 @contextlib.contextmanager

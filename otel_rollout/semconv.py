@@ -109,7 +109,6 @@ TOOL_RESULT: Final = "gen_ai.tool.call.result"
 EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
-EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 ERROR_TYPE: Final = "error.type"
 
 OP_INVOKE_AGENT: Final = "invoke_agent"

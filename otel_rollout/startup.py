@@ -61,9 +61,8 @@ def adopt(provider: Any) -> bool:
         return False
     _adjust(provider)
     multi = getattr(provider, "_active_span_processor", None)
-    current = getattr(multi, "_span_processors", None)
     lock = getattr(multi, "_lock", None)
-    if multi is None or not isinstance(current, tuple) or lock is None:
+    if multi is None or not isinstance(getattr(multi, "_span_processors", None), tuple) or not lock:
         say_once(
             "peer",
             "this OpenTelemetry SDK keeps its span processors elsewhere than expected: exporters "
@@ -74,10 +73,18 @@ def adopt(provider: Any) -> bool:
             provider.add_span_processor(RolloutSpanProcessor())
         return False
     with lock:
-        if any(isinstance(processor, RolloutSpanProcessor) for processor in current):
-            return True
-        multi._span_processors = (RolloutSpanProcessor(*multi._span_processors),)
+        if not _is_adopted(provider):
+            multi._span_processors = (RolloutSpanProcessor(*multi._span_processors),)
     return True
+
+
+def _is_adopted(provider: Any) -> bool:
+    """Return whether a ``RolloutSpanProcessor`` of ours is among the provider's processors."""
+    from otel_rollout.processor.processor import RolloutSpanProcessor
+
+    multi = getattr(provider, "_active_span_processor", None)
+    processors = getattr(multi, "_span_processors", ())
+    return any(isinstance(processor, RolloutSpanProcessor) for processor in processors)
 
 
 def _adjust(provider: Any) -> None:
@@ -119,25 +126,12 @@ def ray_worker() -> None:
         from otel_rollout.settings import IN_RAY_WORKER
 
         os.environ[IN_RAY_WORKER] = "1"
-        if not _instrumented():
+        if not _is_adopted(trace.get_tracer_provider()):
             from opentelemetry.instrumentation.auto_instrumentation import initialize
 
             initialize()
     except Exception:
         logger.log(logging.WARNING, "this Ray worker is not traced", exc_info=True)
-
-
-def _instrumented() -> bool:
-    from opentelemetry.sdk.trace import TracerProvider
-
-    from otel_rollout.processor.processor import RolloutSpanProcessor
-
-    provider = trace.get_tracer_provider()
-    if not isinstance(provider, TracerProvider):
-        return False
-    multi = getattr(provider, "_active_span_processor", None)
-    processors = getattr(multi, "_span_processors", ())
-    return any(isinstance(processor, RolloutSpanProcessor) for processor in processors)
 
 
 def imported(path: str) -> Any:

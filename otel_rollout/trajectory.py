@@ -15,7 +15,7 @@ from typing import Any
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace import Link
 
 from otel_rollout import identity as identities
 from otel_rollout import recording as recordings
@@ -194,13 +194,8 @@ def _root(identity: Identity, outer: Context, agent: str | None, provider: str |
     without_parent = trace.set_span_in_context(trace.INVALID_SPAN, outer)
     if not identity.sampled:
         # Flags 0 tell every parent-based sampler, here and in other processes, to drop its spans.
-        absent = SpanContext(
-            trace_id=_ids.generate_trace_id(),
-            span_id=_ids.generate_span_id(),
-            is_remote=False,
-            trace_flags=TraceFlags(TraceFlags.DEFAULT),
-        )
-        return Recording(NonRecordingSpan(absent), outer)
+        absent = recordings.unsampled_span(_ids.generate_trace_id(), _ids.generate_span_id())
+        return Recording(absent, outer)
     return recordings.start(
         semconv.OP_ROLLOUT,
         agent,
@@ -260,6 +255,15 @@ class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress`
         self._provider: str | None = None
         self._discriminator: str | None = None
         self._open: list[tuple[Trajectory, object]] = []
+
+    def told_by(self, provider: str, discriminator: str | None = None) -> trajectory:
+        """Say which framework's trajectory this is; for instrumentors. Returns the same object.
+
+        ``discriminator``: tells samples apart that share one index.
+        """
+        self._provider = provider
+        self._discriminator = discriminator
+        return self
 
     def __enter__(self) -> Trajectory:
         try:

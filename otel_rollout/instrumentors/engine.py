@@ -41,7 +41,7 @@ ERROR: Final = "error"
 
 _WORST_FIRST: Final = (ERROR, ABORT, LENGTH)
 
-_REQUEST: Final = {
+REQUEST: Final = {
     "temperature": semconv.REQUEST_TEMPERATURE,
     "top_p": semconv.REQUEST_TOP_P,
     "max_tokens": semconv.REQUEST_MAX_TOKENS,
@@ -107,7 +107,7 @@ _propagator: Final = TraceContextTextMapPropagator()
 def request_attributes(get: Callable[[str], Any]) -> dict[str, Any]:
     """Return span attributes for sampling parameters; ``get`` gives one by name, or ``None``."""
     attributes: dict[str, Any] = {semconv.REQUEST_CHOICES: get("n") or 1}
-    for name, key in _REQUEST.items():
+    for name, key in REQUEST.items():
         value = get(name)
         if isinstance(value, (int, float)):
             attributes[key] = value

@@ -23,7 +23,6 @@ from otel_rollout.settings import settings
 
 WORKER_HOOK: Final = "otel_rollout.startup.ray_worker"
 
-_OURS: Final = frozenset(name for name in vars(environment_variables) if name.startswith("OTEL_"))
 _ALSO_PASSED: Final = frozenset(
     {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "WF_TRACE_SERVER_URL"}
 )

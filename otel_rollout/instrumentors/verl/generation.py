@@ -16,22 +16,16 @@ from opentelemetry.trace import SpanKind
 from otel_rollout import recording as recordings
 from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
-from otel_rollout.instrumentors.engine import tokens_held_by
+from otel_rollout.instrumentors.engine import REQUEST, tokens_held_by
 from otel_rollout.instrumentors.patching import Patches
 from otel_rollout.instrumentors.verl.trajectories import PROVIDER
 from otel_rollout.payload import copy_floats, copy_ids
 from otel_rollout.recording import Recording
 
 _REQUEST: Final = {
-    "temperature": semconv.REQUEST_TEMPERATURE,
-    "top_p": semconv.REQUEST_TOP_P,
+    **REQUEST,
     "top_k": semconv.REQUEST_TOP_K,
-    "max_tokens": semconv.REQUEST_MAX_TOKENS,
-    "max_new_tokens": semconv.REQUEST_MAX_TOKENS,
-    "seed": semconv.REQUEST_SEED,
     "n": semconv.REQUEST_CHOICES,
-    "frequency_penalty": semconv.REQUEST_FREQUENCY_PENALTY,
-    "presence_penalty": semconv.REQUEST_PRESENCE_PENALTY,
 }
 
 

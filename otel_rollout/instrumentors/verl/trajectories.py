@@ -79,7 +79,9 @@ def _trajectory(given: Mapping[str, Any]) -> trajectory:
     known = facts.get()
     config = trace_config()
     rollout_n = known.session_id if known.session_id is not None else given.get("rollout_n")
-    result = trajectory(
+    index = identities.plain(given.get("sample_index"))
+    shared = (_scope(given.get("step"), given.get("validate")), index) in _shared_indices
+    return trajectory(
         step=given.get("step"),
         sample_index=given.get("sample_index"),
         rollout_n=rollout_n,
@@ -88,12 +90,7 @@ def _trajectory(given: Mapping[str, Any]) -> trajectory:
         group_id=known.group_id,
         project=settings().weave_project or getattr(config, "project_name", None),
         agent=known.agent_name,
-    )
-    result._provider = PROVIDER
-    index = identities.plain(given.get("sample_index"))
-    if (_scope(given.get("step"), given.get("validate")), index) in _shared_indices:
-        result._discriminator = _prompt_hash(known.raw_prompt)
-    return result
+    ).told_by(PROVIDER, _prompt_hash(known.raw_prompt) if shared else None)
 
 
 def _init(method: Callable[..., Any]) -> Callable[..., Any]:
