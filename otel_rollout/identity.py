@@ -217,23 +217,23 @@ def into_context(identity: Identity, context: Context) -> Context:
 
 
 _cache: dict[tuple[tuple[str, str], ...], Identity] = {}
-_last: tuple[Context | None, Identity | None] = (None, None)
-"""The context that was asked about last: a span's start asks about one several times."""
+_MEMO: Final = "_otel_rollout_identity"
+_UNKNOWN: Final = object()
 
 
 def from_context(context: Context | None = None) -> Identity | None:
     """Return the identity that ``context`` (default: the current one) carries, if any.
 
-    Parsed once for each trajectory and process, then found again by its text.
+    Parsed once for each trajectory and process, then found again by its text; and once for each
+    context, which never changes: a span's start asks about one several times.
     """
-    global _last
     if context is None:
         context = otel_context.get_current()
-    last_context, identity = _last
-    if last_context is not context:
-        identity = _of_baggage(baggage.get_all(context))
-        _last = (context, identity)
-    return identity
+    memo = context.__dict__
+    known = memo.get(_MEMO, _UNKNOWN)
+    if known is _UNKNOWN:
+        known = memo[_MEMO] = _of_baggage(baggage.get_all(context))
+    return known  # type: ignore[no-any-return]
 
 
 def _of_baggage(entries: Mapping[str, object]) -> Identity | None:

@@ -17,7 +17,7 @@ from traceback import TracebackException
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace import ReadableSpan, Span
 
 INT32: Final = "base64/int32-le"
 INT64: Final = "base64/int64-le"
@@ -45,6 +45,7 @@ class Payload:
 
     ``prompt_ids``, ``response_ids``, ``mask``: one int a token. ``logprobs``: one float for each
     response token. ``choices``: several answers, in place of ``response_ids`` and ``logprobs``.
+    ``attributes``: of the span, where nobody looks at them before the worker thread does.
     ``values``: attribute name to a snapshot (:func:`otel_rollout.snapshot.take`)
     that becomes JSON. ``texts``: attribute name to text that is put on the span as it is.
     ``errors``: time in ns since the epoch, and the exception as it was.
@@ -57,19 +58,29 @@ class Payload:
     choices: Sequence[Choice] | None = None
     model: str | None = None
     is_root: bool = False
+    attributes: dict[str, Any] | None = None
     values: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     errors: list[tuple[int, TracebackException]] = field(default_factory=list)
 
+    def pack(self) -> None:
+        """Put packed arrays in the place of lists; what cannot be packed stays as it is."""
+        self.prompt_ids = _packed(self.prompt_ids, pack_ids)
+        self.response_ids = _packed(self.response_ids, pack_ids)
+        self.logprobs = _packed(self.logprobs, pack_floats)
+        self.mask = _packed(self.mask, pack_mask)
+        for choice in self.choices or ():
+            choice.ids = _packed(choice.ids, pack_ids) or choice.ids
+            choice.logprobs = _packed(choice.logprobs, pack_floats)
+
     def size(self) -> int:
         """Return an estimate of the bytes that this payload holds while it waits."""
-        tokens = 0
+        size = 0
         for part in (self.prompt_ids, self.response_ids, self.logprobs, self.mask):
             if part is not None:
-                tokens += len(part)
+                size += _held_by(part)
         for choice in self.choices or ():
-            tokens += len(choice.ids) + len(choice.logprobs or ())
-        size = tokens * _BYTES_PER_WAITING_ID
+            size += _held_by(choice.ids) + _held_by(choice.logprobs or ())
         for text in self.texts.values():
             size += len(text)
         if self.values:
@@ -77,6 +88,11 @@ class Payload:
         for _, error in self.errors:
             size += _ERROR_BYTES + len(str(error))
         return size
+
+
+def _held_by(part: Sequence[Any]) -> int:
+    size = part.itemsize if isinstance(part, array) else _BYTES_PER_WAITING_ID
+    return len(part) * size
 
 
 def _estimate(value: Any) -> int:
@@ -142,6 +158,8 @@ def _whole(value: Any) -> int:
 
 def pack_floats(values: Iterable[Any]) -> array[float]:
     """Return log-probabilities as a float32 array; what is missing (``None``) is NaN."""
+    if isinstance(values, array) and values.typecode == "f":
+        return values
     try:
         return array("f", values)
     except TypeError:
@@ -150,10 +168,24 @@ def pack_floats(values: Iterable[Any]) -> array[float]:
 
 def pack_mask(values: Iterable[Any]) -> array[int]:
     """Return a mask as a uint8 array."""
+    if isinstance(values, array) and values.typecode == "B":
+        return values
     try:
         return array("B", values)
     except TypeError:
         return array("B", [_whole(value) for value in values])
+
+
+def _packed(
+    values: Sequence[Any] | None, pack: Callable[[Iterable[Any]], array[Any]]
+) -> Sequence[Any] | None:
+    """Return ``values`` packed, or as they are: what is wrong with them is said elsewhere."""
+    if values is None:
+        return None
+    try:
+        return pack(values)
+    except Exception:
+        return values
 
 
 def ids_encoding(ids: array[int]) -> str:
@@ -194,6 +226,7 @@ def _decoded(typecode: str, text: str) -> array[Any]:
 
 # --- the way from the recorder to the processor --------------------------------------------------
 
+_LATE: Final = "_otel_rollout_late"
 _beside: dict[int, Payload] = {}
 
 
@@ -206,6 +239,16 @@ def beside(span: ReadableSpan) -> Payload | None:
     """Return the payload of a span that is ending; for processors, in ``on_end``."""
     context = span.context
     return _beside.get(context.span_id) if context is not None else None
+
+
+def let_come_late(span: Span) -> None:
+    """For a processor, in ``on_start``: attributes of this span may come with its payload."""
+    vars(span)[_LATE] = True
+
+
+def may_come_late(span: Any) -> bool:
+    """Return whether a processor said so of this span."""
+    return _LATE in getattr(span, "__dict__", ())
 
 
 def take_away(span_id: int) -> None:

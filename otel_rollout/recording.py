@@ -6,11 +6,11 @@ worker thread. What happens here is what the caller's thread pays for.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from traceback import TracebackException
+from types import TracebackType
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
@@ -29,9 +29,9 @@ from opentelemetry.trace import (
     TraceState,
 )
 
+from otel_rollout import contexts, semconv, snapshot
 from otel_rollout import identity as identities
 from otel_rollout import payload as payloads
-from otel_rollout import semconv, snapshot
 from otel_rollout import summary as summaries
 from otel_rollout._version import __version__
 from otel_rollout.diagnostics import report_internal_error
@@ -41,6 +41,8 @@ MAX_MESSAGE: Final = 4096
 _MAX_FRAMES: Final = 100
 
 _tracer: Tracer | None = None
+_late = False
+"""Whether attributes could come late when a span was last started."""
 
 
 def tracer() -> Tracer:
@@ -73,9 +75,15 @@ class Recording:
         "span",
     )
 
-    def __init__(self, span: Span, context: Context, operation: str = "") -> None:
+    def __init__(
+        self,
+        span: Span,
+        context: Context,
+        operation: str = "",
+        late: dict[str, Any] | None = None,
+    ) -> None:
         self.span = span
-        self.payload = Payload()
+        self.payload = Payload(attributes=late)
         self.live = span.is_recording()
         """False when the span is not sampled: nothing needs to be copied for it."""
         self._context = context
@@ -89,10 +97,13 @@ class Recording:
     @property
     def context(self) -> Context:
         """The context in which this span is the current one."""
-        context = trace.set_span_in_context(self.span, self._context)
-        if self._operation in summaries.GENERATIONS:
-            context = summaries.inside_generation(context)
-        return context
+        return self.context_with({})
+
+    def context_with(self, baggage_entries: Mapping[str, str]) -> Context:
+        """Return :attr:`context` with more entries in its baggage."""
+        inside = self._operation in summaries.GENERATIONS
+        values = summaries.INSIDE_GENERATION if inside else {}
+        return contexts.within(self._context, self.span, values, baggage_entries)
 
     @property
     def span_id(self) -> int:
@@ -113,7 +124,11 @@ class Recording:
         """Set span attributes, none of them ``None``: cheaper than one by one."""
         if self.live and not self._ended:
             try:
-                self.span.set_attributes(attributes)
+                late = self.payload.attributes
+                if late is not None:
+                    late.update(attributes)
+                else:
+                    self.span.set_attributes(attributes)
                 if self._summary is not None:
                     for key in summaries.NOTED:
                         if key in attributes:
@@ -206,8 +221,10 @@ def start(
     """Start a span ``{operation} {subject}`` that carries the trajectory's attributes.
 
     ``context``: its parent (default: the current context). Attributes are there when the span
-    starts, so that samplers see them. The span is not made current; see :func:`active`.
+    starts, so that samplers see them, unless nobody looks. The span is not made current; see
+    :func:`active`.
     """
+    global _late
     if context is None:
         context = otel_context.get_current()
     try:
@@ -220,14 +237,18 @@ def start(
         all_attributes[semconv.PROVIDER] = semconv.DEFAULT_PROVIDER
         if attributes:
             all_attributes.update(attributes)
+        late = _late
         span = tracer().start_span(
             semconv.span_name(operation, subject),
             context=context,
             kind=kind,
-            attributes=all_attributes,
+            attributes=None if late else all_attributes,
             links=links,
         )
-        return Recording(span, context, operation)
+        _late = payloads.may_come_late(span)
+        if late and not _late:  # somebody has come to look at them
+            span.set_attributes(all_attributes)
+        return Recording(span, context, operation, all_attributes if late and _late else None)
     except Exception as error:
         report_internal_error("start", error)
         return Recording(trace.INVALID_SPAN, context)
@@ -259,22 +280,33 @@ def _absent(context: Context) -> Span:
     return unsampled_span(around.trace_id, around.span_id, around.trace_state)
 
 
-@contextlib.contextmanager
-def active(recording: Recording) -> Iterator[Recording]:
+class active:  # noqa: N801 - used like a function, as `contextlib.suppress` is
     """Make the span current, end it at the exit, and record what was raised.
 
     Whatever leaves the block, cancellation and ``GeneratorExit`` included, ends the span with
-    status ERROR and goes on.
+    status ERROR and goes on. ``context``: one to make current in place of the recording's own.
     """
-    token = attach(recording.context)
-    try:
-        yield recording
-    except BaseException as error:
-        recording.fail(error)
-        raise
-    finally:
-        detach(token)
-        recording.end()
+
+    __slots__ = ("_context", "_recording", "_token")
+
+    def __init__(self, recording: Recording, context: Context | None = None) -> None:
+        self._recording = recording
+        self._context = recording.context if context is None else context
+
+    def __enter__(self) -> Recording:
+        self._token = attach(self._context)
+        return self._recording
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._recording.fail(error)
+        detach(self._token)
+        self._recording.end()
 
 
 def attach(context: Context) -> object:
@@ -289,7 +321,9 @@ def detach(token: object) -> None:
     ended with the task that it belonged to.
     """
     if isinstance(token, contextvars.Token):
-        with contextlib.suppress(ValueError, RuntimeError):
+        try:  # noqa: SIM105 - half the cost of `contextlib.suppress`
             token.var.reset(token)
+        except (ValueError, RuntimeError):
+            pass
     else:
         otel_context.detach(token)  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ from otel_rollout import semconv
 GENERATIONS: Final = frozenset({semconv.OP_TEXT_COMPLETION, semconv.OP_CHAT})
 _SUMMARY: Final = otel_context.create_key("otel-rollout-summary")
 _INSIDE: Final = otel_context.create_key("otel-rollout-generation")
+INSIDE_GENERATION: Final = {_INSIDE: True}
+"""Value of the context of what a generation calls."""
 
 
 class Summary:
@@ -112,8 +114,3 @@ def of_context(operation: str, context: Context) -> Summary | None:
         return None
     found = otel_context.get_value(_SUMMARY, context)
     return found if isinstance(found, Summary) else None
-
-
-def inside_generation(context: Context) -> Context:
-    """Return ``context`` as that of what a generation calls."""
-    return otel_context.set_value(_INSIDE, True, context)

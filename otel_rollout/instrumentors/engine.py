@@ -11,10 +11,9 @@ at the end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -64,20 +63,14 @@ serving_weights: ContextVar[Callable[[], Any] | None] = ContextVar(
 """Tells the version of the weights, where the code around the engine knows it better."""
 
 
-@contextlib.contextmanager
-def tokens_held_by(recording: Recording) -> Iterator[None]:
-    """Say that ``recording`` holds the token ids of the one generation that is asked for inside.
+def holding_tokens(recording: Recording) -> Context:
+    """Return the recording's context, saying that it holds the ids of the generation inside it.
 
     An engine's span below it, in whatever process, then refers to it and does not repeat them.
     """
     if not recording.live:
-        yield
-        return
-    token = recordings.attach(baggage.set_baggage(_TOKENS_AT, f"{recording.span_id:016x}"))
-    try:
-        yield
-    finally:
-        recordings.detach(token)
+        return recording.context
+    return recording.context_with({_TOKENS_AT: f"{recording.span_id:016x}"})
 
 
 def register_engine_tokenizer(tokenizer: Any, model: str | None) -> None:

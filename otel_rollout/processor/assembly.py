@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Status
 
@@ -52,6 +53,39 @@ class Item:
             return _FIXED_SIZE + self.payload.size()
         texts = (v for v in (self.span.attributes or {}).values() if isinstance(v, str))
         return _FIXED_SIZE + sum(map(len, texts))
+
+    def compact(self) -> int:
+        """Pack the token data, which is to wait; returns the bytes that the item holds then."""
+        if self.payload is not None:
+            self.payload.pack()
+        return self.size()
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeLimits:
+    """How many attributes a span may have and how long a text may be; ``None``: any."""
+
+    count: int | None = None
+    length: int | None = None
+
+    @staticmethod
+    def of(limits: Any) -> AttributeLimits:
+        """Return those of the SDK's ``SpanLimits``."""
+
+        def first(*names: str) -> int | None:
+            found = (getattr(limits, name, None) for name in names)
+            return next((value for value in found if isinstance(value, int)), None)
+
+        return AttributeLimits(
+            first("max_span_attributes", "max_attributes"),
+            first("max_span_attribute_length", "max_attribute_length"),
+        )
+
+    def applied(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return attributes as the SDK would take them: only of types that it knows, and cut."""
+        return dict(
+            BoundedAttributes(self.count, attributes, immutable=False, max_value_len=self.length)
+        )
 
 
 @dataclass(slots=True)
@@ -98,7 +132,7 @@ class Assembler:
         deltas: store only what is new in a later turn's prompt.
         content: False leaves out all text, ids, arguments and messages.
         redaction: what every text is passed through; ``None`` leaves them as they are.
-        max_length: longest attribute value that the user allows, in characters; ``None``: any.
+        limits: the provider's limits of attributes.
     """
 
     def __init__(
@@ -108,19 +142,19 @@ class Assembler:
         deltas: bool = True,
         content: bool = True,
         redaction: Redaction | None = None,
-        max_length: int | None = None,
+        limits: AttributeLimits | None = None,
     ) -> None:
         self._decoder = decoder
         self._deltas = deltas
         self._content = content
         self._redaction = redaction
-        self.max_length = max_length
+        self.limits = limits or AttributeLimits()
         self._trajectories = Trajectories()
 
     def assemble(self, item: Item) -> Assembled:
         """Return the span with its payload as attributes; a part that fails is said on the span."""
         span, payload = item.span, item.payload
-        base = dict(span.attributes or {})
+        base = self._attributes(span, payload)
         if item.identity is not None:
             base.update(item.identity.attributes)  # the SDK's cap may have evicted them
         keys = item.identity.attributes.keys() if item.identity is not None else frozenset()
@@ -140,6 +174,15 @@ class Assembler:
         if payload is not None and payload.is_root and span.parent is None and span.context:
             self._trajectories.close(span.context.trace_id)
         return result
+
+    def _attributes(self, span: ReadableSpan, payload: Payload | None) -> dict[str, Any]:
+        """Return the span's attributes, and those that came late as the SDK would have taken them.
+
+        What somebody set on the span itself wins.
+        """
+        if payload is None or payload.attributes is None:
+            return dict(span.attributes or {})
+        return self.limits.applied({**payload.attributes, **(span.attributes or {})})
 
     def _add(self, item: Item, payload: Payload, result: Assembled) -> None:
         omitted: list[str] = []
@@ -228,14 +271,15 @@ class Assembler:
 
     def _fit(self, result: Assembled, omitted: list[str]) -> None:
         """Leave out what the user's limit of attribute length does not allow; never cut base64."""
-        if self.max_length is None:
+        limit = self.limits.length
+        if limit is None:
             return
         for part in (result.text, result.tokens):
             for key, value in list(part.items()):
                 texts = value if isinstance(value, list) else [value]
-                if any(isinstance(text, str) and len(text) > self.max_length for text in texts):
+                if any(isinstance(text, str) and len(text) > limit for text in texts):
                     del part[key]
-                    omitted.append(f"{key}: longer than the attribute limit of {self.max_length}")
+                    omitted.append(f"{key}: longer than the attribute limit of {limit}")
 
     def _exceptions(self, payload: Payload) -> list[Event]:
         events = []

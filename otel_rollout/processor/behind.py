@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.exporters.bounded import ByteBoundedExporter
 from otel_rollout.processor.assembly import LEVELS
+from otel_rollout.processor.late_attributes import is_quiet
 from otel_rollout.randomness import give_exporters_their_own
 
 
@@ -25,6 +26,8 @@ class Behind(Protocol):
     level: str
     holds_back: bool
     """Whether it keeps spans back for a fuller batch, and needs a flush now and then."""
+    is_quiet: bool
+    """Whether it does nothing before a span has ended."""
 
     def on_start(self, span: Span, parent_context: Context | None) -> None:
         """A span has started; on the caller's thread."""
@@ -56,6 +59,7 @@ class ProcessorBehind:
         self.level = getattr(
             processor, "rollout_payload", getattr(exporter, "rollout_payload", level)
         )
+        self.is_quiet = is_quiet(processor)
         self._processor = processor
 
     def on_start(self, span: Span, parent_context: Context | None) -> None:
@@ -97,6 +101,7 @@ class ExporterBehind:
     """A span exporter, called straight from the worker thread."""
 
     holds_back = False
+    is_quiet = True
 
     def __init__(self, exporter: SpanExporter, level: str) -> None:
         self.name = type(exporter).__name__

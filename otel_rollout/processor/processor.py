@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -16,7 +16,8 @@ from otel_rollout import payload as payloads
 from otel_rollout import self_metrics, semconv
 from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.identity import Identity
-from otel_rollout.processor.assembly import Assembler, Item
+from otel_rollout.processor import late_attributes
+from otel_rollout.processor.assembly import Assembler, AttributeLimits, Item
 from otel_rollout.processor.behind import Behind, behind, within
 from otel_rollout.processor.redaction import Redaction
 from otel_rollout.processor.redaction import parse as parse_redaction
@@ -66,10 +67,17 @@ class RolloutSpanProcessor(SpanProcessor):
         )
         self._open: dict[int, Identity] = {}
         self._worker: Worker[Item] = Worker(
-            "otel-rollout", self._handle, self._settings.max_queue_bytes, self.counters
+            "otel-rollout",
+            self._handle,
+            Item.compact,
+            self._settings.max_queue_bytes,
+            self.counters,
         )
         self._flusher = QuietFlusher("otel-rollout-flush", self._flush_behind)
-        self._limit_known = False
+        self._limits: Any = None
+        self._behind_is_quiet = all(thing.is_quiet for thing in self._behind)
+        self._sampler: Any = None
+        self._sampler_asks = True
         self._shut_down = False
         self_metrics.observe(self_metrics.PROCESSOR, self, RolloutSpanProcessor._queue)
 
@@ -96,6 +104,8 @@ class RolloutSpanProcessor(SpanProcessor):
             scope = span.instrumentation_scope
             if scope is None or scope.name != semconv.SCOPE:
                 span.set_attributes(identity.attributes)
+            elif self._takes_late_attributes(span):
+                payloads.let_come_late(span)
         for thing in self._behind:
             try:
                 thing.on_start(span, parent_context)
@@ -103,15 +113,29 @@ class RolloutSpanProcessor(SpanProcessor):
                 report_internal_error(f"on_start of {thing.name}", error)
 
     def _remember(self, span: Span, identity: Identity) -> None:
-        if not self._limit_known:
-            self._limit_known = True
-            self._assembler.max_length = _attribute_limit(span)
+        if self._limits is None:
+            self._limits = getattr(span, "_limits", None)
+            self._assembler.limits = AttributeLimits.of(self._limits)
         while len(self._open) >= _OPEN_SPANS:  # never ended, long ago
             self._open.pop(next(iter(self._open)), None)
         self._open[span.get_span_context().span_id] = identity
 
-    @contained("RolloutSpanProcessor._on_ending", None)
+    def _takes_late_attributes(self, span: Span) -> bool:
+        """Return whether nobody but the worker thread looks at the span's attributes."""
+        if not self._behind_is_quiet or not late_attributes.is_alone(span, self):
+            return False
+        sampler = getattr(span, "_sampler", None)
+        if sampler is not self._sampler:
+            self._sampler = sampler
+            self._sampler_asks = late_attributes.asks_for_attributes(sampler)
+        return not self._sampler_asks
+
     def _on_ending(self, span: Span) -> None:
+        if not self._behind_is_quiet:
+            self._tell_of_ending(span)
+
+    @contained("RolloutSpanProcessor._on_ending", None)
+    def _tell_of_ending(self, span: Span) -> None:
         identity = self._open.get(span.get_span_context().span_id)
         if identity is not None and not identity.sampled:
             return
@@ -243,13 +267,3 @@ def _redaction(setting: str | None) -> Redaction | None:
             error,
         )
         return _CLOSED
-
-
-def _attribute_limit(span: Span) -> int | None:
-    """Return the longest attribute value that the provider's limits allow, or ``None``."""
-    limits = getattr(span, "_limits", None)
-    for name in ("max_span_attribute_length", "max_attribute_length"):
-        value = getattr(limits, name, None)
-        if isinstance(value, int):
-            return value
-    return None

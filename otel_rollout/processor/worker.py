@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
@@ -30,6 +30,10 @@ class _Barrier:
         self.reached = threading.Event()
 
 
+_Waiting = tuple[_Item | _Barrier, int]
+"""An item, or a mark to wait for, and the bytes that it holds."""
+
+
 class Worker(Generic[_Item]):
     """A queue in front of one daemon thread that calls ``handle`` with what was put in, in order.
 
@@ -37,6 +41,7 @@ class Worker(Generic[_Item]):
         name: of the thread.
         handle: called with one or more items at a time; an exception in it is logged and the
             thread goes on.
+        compact: makes an item smaller that has to wait, and returns its bytes from then on.
         max_bytes: bound of what waits.
         counters: ``dropped_queue_full`` is counted here.
     """
@@ -45,11 +50,13 @@ class Worker(Generic[_Item]):
         self,
         name: str,
         handle: Callable[[Sequence[_Item]], None],
+        compact: Callable[[_Item], int],
         max_bytes: int,
         counters: Counter[str],
     ) -> None:
         self._name = name
         self._handle = handle
+        self._compact = compact
         self._max_bytes = max_bytes
         self._counters = counters
         self._reset()
@@ -59,7 +66,8 @@ class Worker(Generic[_Item]):
         """Start empty: in a new process nothing of the parent's queue or thread is left."""
         # A span may be ended by the garbage collector, inside any call here and on any thread, the
         # worker's too: the queue and the lock are of the kinds that this cannot deadlock.
-        self._items: SimpleQueue[tuple[_Item | _Barrier, int]] = SimpleQueue()
+        self._items: SimpleQueue[_Waiting[_Item]] = SimpleQueue()
+        self._backlog: deque[_Waiting[_Item]] = deque()  # compacted; the thread's own
         self._lock = threading.RLock()
         self._waiting_bytes = 0
         self._thread: threading.Thread | None = None
@@ -70,7 +78,7 @@ class Worker(Generic[_Item]):
     @property
     def waiting(self) -> int:
         """Number of items that wait."""
-        return self._items.qsize()
+        return self._items.qsize() + len(self._backlog)
 
     @property
     def waiting_bytes(self) -> int:
@@ -99,8 +107,8 @@ class Worker(Generic[_Item]):
 
     def wait_for_all(self, timeout: float) -> bool:
         """Wait until all that was put in before is handled; False after ``timeout`` seconds."""
-        if self._stopped or (self._thread is None and self._items.empty()):
-            return self._items.empty()
+        if self._stopped or (self._thread is None and not self.waiting):
+            return not self.waiting
         barrier = _Barrier()
         self._items.put((barrier, 0))
         self._ensure_thread()
@@ -138,15 +146,19 @@ class Worker(Generic[_Item]):
         # An exporter's own HTTP must not be traced, or every batch makes the next one.
         with suppress_instrumentation():
             while not self._stopped:
-                self._take(self._items.get())
+                self._take(self._backlog.popleft() if self._backlog else self._items.get())
             self._drain()
 
     def _drain(self) -> None:
         with contextlib.suppress(Empty):
             while True:
-                self._take(self._items.get_nowait())
+                self._take(self._next())
 
-    def _take(self, first: tuple[_Item | _Barrier, int]) -> None:
+    def _next(self) -> _Waiting[_Item]:
+        """Return what waits longest; raises ``Empty``."""
+        return self._backlog.popleft() if self._backlog else self._items.get_nowait()
+
+    def _take(self, first: _Waiting[_Item]) -> None:
         """Handle ``first`` and what waits behind it, up to a barrier or a batch's size."""
         batch: list[_Item] = []
         item, size = first
@@ -155,8 +167,10 @@ class Worker(Generic[_Item]):
                 batch.append(item)
                 if len(batch) >= BATCH_ITEMS or size >= BATCH_BYTES:
                     break
-                item, item_size = self._items.get_nowait()
+                item, item_size = self._next()
                 size += item_size
+        if self._items.qsize() > BATCH_ITEMS:
+            self._compact_what_waits()
         if batch:
             try:
                 self._handle(batch)
@@ -167,6 +181,22 @@ class Worker(Generic[_Item]):
                 self._waiting_bytes -= size
         if isinstance(item, _Barrier):
             item.reached.set()
+
+    def _compact_what_waits(self) -> None:
+        """Make room: more waits than the next batch will take."""
+        gained = 0
+        for _ in range(self._items.qsize()):
+            item, size = self._items.get_nowait()
+            smaller = size
+            if not isinstance(item, _Barrier):
+                try:
+                    smaller = min(size, self._compact(item))
+                except Exception as error:
+                    report_internal_error(f"worker {self._name}", error)
+            gained += size - smaller
+            self._backlog.append((item, smaller))
+        with self._lock:
+            self._waiting_bytes -= gained
 
 
 class QuietFlusher:

@@ -359,7 +359,7 @@ async def test_ids_that_the_span_above_holds_are_not_repeated(
     if fails:
         engine.script = lambda r: [item(r, [1]), ValueError("broken")]
     client = recording.start(semconv.OP_TEXT_COMPLETION, "client")
-    with recording.active(client), engines.tokens_held_by(client):
+    with recording.active(client, engines.holding_tokens(client)):
         try:
             async for _ in ask(engine):
                 pass

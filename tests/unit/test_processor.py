@@ -404,7 +404,7 @@ class TestFinalizers:
         from otel_rollout.processor.worker import Worker
 
         handled: list[int] = []
-        worker: Worker[int] = Worker("w", handled.extend, 1 << 20, Counter())
+        worker: Worker[int] = Worker("w", handled.extend, int, 1 << 20, Counter())
 
         class Item:
             def __init__(self) -> None:

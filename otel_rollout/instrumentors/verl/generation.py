@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from otel_rollout import recording as recordings
 from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
-from otel_rollout.instrumentors.engine import REQUEST, tokens_held_by
+from otel_rollout.instrumentors.engine import REQUEST, holding_tokens
 from otel_rollout.instrumentors.patching import Patches
 from otel_rollout.instrumentors.verl.trajectories import PROVIDER
 from otel_rollout.payload import copy_floats, copy_ids
@@ -76,8 +75,8 @@ async def _recorded_generation(
     token = _open.set(_Open(client))
     try:
         # The whole generation's span holds the ids: engines and attempts below refer to it.
-        held = tokens_held_by(recording) if attempt is None else contextlib.nullcontext()
-        with recordings.active(recording), held:
+        context = holding_tokens(recording) if attempt is None else recording.context
+        with recordings.active(recording, context):
             output = await method(client, *args, **kwargs)
             if recording.live:
                 _note_output(recording, output, attempt)
