@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,9 +161,18 @@ def load(index: Index, facts: Mapping[str, Any] | sqlite3.Row) -> Trajectory:
         "JOIN segments s ON s.number = f.segment WHERE c.trace = ? ORDER BY s.name, f.offset",
         (facts["trace"],),
     )
-    feedback = list(_bodies(index, found))
-    nodes = {call["id"]: Node(call) for call in _bodies(index, places)}
-    for one in feedback:
+    return put_together(facts, _bodies(index, places), _bodies(index, found))
+
+
+def put_together(
+    facts: Mapping[str, Any] | sqlite3.Row,
+    calls: Iterable[dict[str, Any]],
+    feedback: Iterable[dict[str, Any]],
+) -> Trajectory:
+    """Return the trajectory that these calls of one trace make up."""
+    nodes = {call["id"]: Node(call) for call in calls}
+    kept = list(feedback)
+    for one in kept:
         if one.get("call_id") in nodes:
             nodes[one["call_id"]].feedback.append(one)
     ordered = sorted(nodes.values(), key=lambda node: _start(node.call))
@@ -174,7 +183,7 @@ def load(index: Index, facts: Mapping[str, Any] | sqlite3.Row) -> Trajectory:
             parent.children.append(node)
         else:
             roots.append(node)
-    return Trajectory(dict(facts), roots, ordered, feedback, _turns(ordered))
+    return Trajectory(dict(facts), roots, ordered, kept, _turns(ordered))
 
 
 def _bodies(index: Index, places: list[Any]) -> Iterator[dict[str, Any]]:

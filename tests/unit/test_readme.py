@@ -23,8 +23,12 @@ def test_the_table_of_settings_is_the_one_that_the_settings_make() -> None:
 def test_every_snippet_runs(snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_ROLLOUT_DIR", str(tmp_path))
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: None)
-    exec(compile(snippet, "README.md", "exec"), {"__name__": "snippet"})
+    names: dict[str, object] = {"__name__": "snippet"}
+    exec(compile(snippet, "README.md", "exec"), names)
+    for name, value in names.items():
+        if name.startswith("test_") and callable(value):
+            value()
 
 
 def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 2
+    assert len(SNIPPETS) == 3
