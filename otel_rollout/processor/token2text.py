@@ -7,6 +7,7 @@ as serialized text; the copy itself is built at its first use, by the worker.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import weakref
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.forking import in_child
+from otel_rollout.processor.byte_level import ByteLevelDecode, is_byte_level
 
 _HIGHEST_ID: Final = 2**32 - 1
 _PART_OF_A_CHARACTER: Final = "\ufffd"
@@ -29,18 +31,24 @@ class Decoder:
     Args:
         decode: list of ids within the vocabulary to text, special tokens kept.
         size: ids below it are in the vocabulary.
+        checks: ``decode`` raises ``IndexError`` for an id from ``size`` on by itself.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], size: int) -> None:
+    def __init__(
+        self, decode: Callable[[list[int]], str], size: int, *, checks: bool = False
+    ) -> None:
         self._decode = decode
         self.size = size
+        self._checks = checks
 
     def text(self, ids: array[int]) -> tuple[str, str | None]:
         """Return the text, and what was wrong: ids outside the vocabulary stand as ``<|id:N|>``."""
         if not ids:
             return "", None
-        if min(ids) >= 0 and max(ids) < self.size:
-            return self._decode(ids.tolist()), None
+        listed = _unsigned(ids)  # what is below 0 is beyond every vocabulary then
+        if self._checks or max(listed) < self.size:
+            with contextlib.suppress(IndexError):
+                return self._decode(listed), None
         pieces: list[str] = []
         outside: list[int] = []
         for inside, run in _runs(ids, self.size):
@@ -60,16 +68,17 @@ class Decoder:
         A character whose first bytes are in ``before`` belongs to the continuation. Of ``before``,
         the last few dozen tokens are enough.
         """
-        alone, error = self.text(ids)
         if not before:
-            return alone, error
+            return self.text(ids)
         if before.typecode != ids.typecode:
             before, ids = array("q", before), array("q", ids)
         window, head = self._window(before)
-        text, _ = self.text(window + ids)
+        text, error = self.text(window + ids)
+        if error is not None:  # in which of the two?
+            error = self.text(ids)[1]
         while not text.startswith(head):
             if not head.endswith(_PART_OF_A_CHARACTER):
-                return alone, error
+                return self.text(ids)[0], error
             head = head[:-1]
         return text[len(head) :], error
 
@@ -81,6 +90,12 @@ class Decoder:
             start -= 1
             head, _ = self.text(before[start:])
         return before[start:], head
+
+
+def _unsigned(ids: array[int]) -> list[int]:
+    unsigned = array(ids.typecode.upper())
+    unsigned.frombytes(ids.tobytes())
+    return unsigned.tolist()
 
 
 def _runs(ids: array[int], size: int) -> Iterator[tuple[bool, list[int]]]:
@@ -217,12 +232,15 @@ def _fast(serialized: str) -> Decoder:
     import tokenizers as library
 
     private = library.Tokenizer.from_str(serialized)
+    size = 1 + max(private.get_vocab(with_added_tokens=True).values(), default=-1)
+    if is_byte_level(private):
+        return Decoder(ByteLevelDecode(private, size), size, checks=True)
 
     def decode(ids: list[int]) -> str:
         text: str = private.decode(ids, skip_special_tokens=False)
         return text
 
-    return Decoder(decode, 1 + max(private.get_vocab(with_added_tokens=True).values(), default=-1))
+    return Decoder(decode, size)
 
 
 def _vocabulary_size(tokenizer: Any) -> int:

@@ -27,6 +27,8 @@ WANDB_API: Final = "https://api.wandb.ai"
 WANDB_TRACE_SERVER: Final = "https://trace.wandb.ai"
 TIMEOUT_S: Final = 30.0
 _CONNECT_S: Final = 10.0
+_BLOCK: Final = 1 << 16
+"""Bytes that go out at a time; the time limit holds for each block of them."""
 _REASON_LENGTH: Final = 500
 _NO_SUCH_ROUTE: Final = frozenset({404, 405})
 _NOT_ABOUT_THE_CONTENT: Final = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 426, 429})
@@ -131,13 +133,17 @@ class Client:
         self._http = urllib3.PoolManager(
             maxsize=2,
             retries=False,
+            blocksize=_BLOCK,
             timeout=urllib3.Timeout(connect=min(_CONNECT_S, timeout), read=timeout),
         )
 
     def complete_calls(self, project_id: str, calls: Sequence[bytes]) -> None:
         """Send calls, each the bytes of a JSON object without ``project_id``."""
         head = b'{"project_id":' + orjson.dumps(project_id) + b","
-        body = b'{"batch":[' + b",".join(head + call[1:] for call in calls) + b"]}"
+        parts: list[bytes | memoryview] = []
+        for call in calls:
+            parts += (b",", head, memoryview(call)[1:])
+        body = b"".join((b'{"batch":[', *parts[1:], b"]}"))
         entity, project = project_id.split("/", 1)
         path = f"/v2/{quote(entity, safe='')}/{quote(project, safe='')}/calls/complete"
         self._post(self.where.trace_server + path, body)
