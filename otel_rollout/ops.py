@@ -52,7 +52,8 @@ def rollout_op(
         function: what is decorated.
         name: of the span (default: the function's qualified name); with a ``kind``, its subject.
         kind: ``"agent"`` gives ``invoke_agent NAME``, ``"llm"`` ``chat NAME``, ``"tool"``
-            ``execute_tool NAME``; ``None`` a span called NAME.
+            ``execute_tool NAME``; ``None`` a span called NAME. A tool's result with ``isError`` or
+            ``is_error`` that is True is an error, as an exception is.
         capture: record arguments (``self`` left out) and result as JSON. A generator's result is
             how many items it gave.
     """
@@ -115,11 +116,24 @@ class _Op:
         return inputs
 
     def result(self, recording: Recording, value: Any) -> None:
-        if self.capture and recording.live:
-            try:
+        if not recording.live:
+            return
+        try:
+            if self.is_tool and _is_error(value):
+                recording.failed("ToolError", "the tool's result says that it is an error")
+            if self.capture:
                 recording.keep(semconv.TOOL_RESULT if self.is_tool else semconv.OUTPUT, value)
-            except Exception as error:
-                report_internal_error("rollout_op output", error)
+        except Exception as error:
+            report_internal_error("rollout_op output", error)
+
+
+def _is_error(result: Any) -> bool:
+    """Return whether a tool's result says that the call failed, as MCP's and Anthropic's do."""
+    for name in ("isError", "is_error"):
+        found = result.get(name) if isinstance(result, dict) else getattr(result, name, None)
+        if found is True:
+            return True
+    return False
 
 
 def _name_of(function: Any) -> str:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from traceback import TracebackException
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_rollout.media import Reference
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
@@ -105,6 +107,8 @@ def _estimate(value: Any) -> int:
         if len(value) > 256 and type(value[0]) in (int, float):  # numbers throughout
             return len(value) * 32
         return 56 + sum(_estimate(item) + 8 for item in value)
+    if isinstance(value, Reference):
+        return value.size
     return 32
 
 

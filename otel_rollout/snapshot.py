@@ -2,7 +2,8 @@
 
 Taken on the caller's thread, because the user's object may change a moment later and must not be
 shared with other threads. Containers are copied up to a bound, text and numbers are kept, and
-everything else becomes a short description. Never raises.
+everything else becomes a short description, images and other bytes one with a hash that the worker
+thread makes (see :mod:`otel_rollout.media`). Never raises.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from collections.abc import Callable, Mapping, Set, ValuesView
 from pathlib import PurePath
 from typing import Any, Final
 
+import orjson
+
+from otel_rollout import media
 from otel_rollout.identity import clean_text
 
 MAX_DEPTH: Final = 16
@@ -28,6 +32,8 @@ MAX_TEXT: Final = 1 << 20
 """Characters of one text; what is beyond is cut, and the text says so."""
 MAX_ALL_TEXT: Final = 8 << 20
 """Characters of all texts together."""
+MAX_REFERRED: Final = 32 << 20
+"""Bytes of all that is only referred to: what waits to be hashed."""
 _PLAIN_LIST: Final = 256
 _NUMBERS_PER_NODE: Final = 64
 _MAX_DATA_URL: Final = 1024
@@ -37,9 +43,15 @@ _INT64: Final = range(-(2**63), 2**64)
 def take(value: Any) -> Any:
     """Return a copy of ``value`` of dicts with text keys, lists, text, numbers, booleans, None.
 
-    What was cut, and what could not be read, is said in its place.
+    What was cut, and what could not be read, is said in its place. For images and bytes there are
+    :class:`~otel_rollout.media.Reference` objects: dump it with ``default=media.described``.
     """
     return _Snapshot().of(value, 0)
+
+
+def settled(value: Any) -> Any:
+    """Return a snapshot of ``value`` without references, for threads that may hash."""
+    return orjson.loads(orjson.dumps(take(value), default=media.described))
 
 
 def text_of(value: Any) -> str:
@@ -67,6 +79,8 @@ class _Snapshot:
     def __init__(self) -> None:
         self.nodes = 0
         self.characters = 0
+        self.referred = 0
+        self.pixels = 0
         self.path: set[int] = set()
 
     def of(self, value: Any, depth: int) -> Any:
@@ -91,12 +105,34 @@ class _Snapshot:
         finally:
             self.path.discard(id(value))
 
-    def _text(self, text: str) -> str:
+    def _text(self, text: str) -> Any:
+        text = str.__str__(text)
+        if media.is_in(text):
+            return self._referred(media.of_text(text, MAX_TEXT)) or _bounded(text)
         text = _bounded(text)
         if self.characters + len(text) > MAX_ALL_TEXT:
             return f"… ({len(text)} characters cut)"
         self.characters += len(text)
         return text
+
+    def _referred(self, reference: media.Reference) -> media.Reference | None:
+        """Return the reference, or ``None`` where too much waits already."""
+        if self.referred + reference.size > MAX_REFERRED:
+            return None
+        self.referred += reference.size
+        return reference
+
+    def _bytes(self, value: bytes | bytearray | memoryview) -> Any:
+        size = memoryview(value).nbytes
+        if self.referred + size > MAX_REFERRED:
+            return {"type": "bytes", "size": size}
+        return self._referred(media.of_bytes(bytes(value)))
+
+    def _image(self, image: Any) -> Any:
+        made = media.of_image(image, media.MAX_PIXELS - self.pixels)
+        if isinstance(made, media.Reference):
+            self.pixels += made.size
+        return made
 
     def _container(self, value: Any, kind: type, depth: int) -> Any:
         if isinstance(value, Mapping):
@@ -112,7 +148,7 @@ class _Snapshot:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return {"type": "bytes", "size": memoryview(value).nbytes}
+            return self._bytes(value)
         if isinstance(value, (datetime.date, datetime.time)):
             return value.isoformat()
         if isinstance(value, (uuid.UUID, PurePath)):
@@ -125,6 +161,8 @@ class _Snapshot:
             return self.of(int(value), depth + 1)
         if isinstance(value, numbers.Real):
             return self.of(float(value), depth + 1)
+        if media.is_image(value) and not _is_array(value):
+            return self._image(value)
         for test, describe in _FOREIGN:
             if test(value):
                 return self.of(describe(value), depth + 1)
@@ -140,7 +178,7 @@ class _Snapshot:
             if self.nodes > MAX_NODES:
                 result["…"] = "more was cut"
                 break
-            result[self._text(text_of(key))] = self.of(item, depth + 1)
+            result[str(self._text(text_of(key)))] = self.of(item, depth + 1)
         return result
 
     def _elements(self, value: Any, depth: int) -> list[Any]:
@@ -200,19 +238,8 @@ def _array(value: Any) -> Any:
     }
 
 
-def _is_image(value: Any) -> bool:
-    # recognised by shape, so that PIL is never imported; the pixels of a lazy image stay unread
-    return hasattr(value, "mode") and hasattr(value, "size") and hasattr(value, "tobytes")
-
-
-def _image(value: Any) -> dict[str, Any]:
-    width, height = value.size
-    return {"type": "image", "width": int(width), "height": int(height), "mode": str(value.mode)}
-
-
 _FOREIGN: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...]] = (
     (_is_array, _array),
-    (_is_image, _image),
     (lambda v: hasattr(type(v), "model_fields"), lambda v: dict(v)),  # pydantic, v2
     (lambda v: hasattr(type(v), "__fields__") and hasattr(v, "dict"), lambda v: v.dict()),
 )

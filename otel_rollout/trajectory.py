@@ -8,6 +8,7 @@ whether it is traced.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -105,7 +106,7 @@ def _split_reward(value: Any) -> tuple[float | None, dict[str, Any]]:
     if isinstance(value, Mapping):
         detail = {str(key): item for key, item in value.items()}
         value = detail.pop("score", detail.pop("reward", None))
-    score = identities.plain(value)
+    score = identities.plain(_as_float(value))
     if isinstance(score, (int, float)) and math.isfinite(score):
         return float(score), detail
     if score is not None:
@@ -118,11 +119,27 @@ def _evaluation(score: float | None, detail: Mapping[str, Any], name: str) -> di
     if score is not None:
         attributes[semconv.EVALUATION_SCORE] = score
     for key, item in detail.items():
-        plain = identities.plain(item) if isinstance(item, (bool, int, float, str)) else None
+        plain = identities.plain(item) if _is_scalar(item) else None
         attributes[f"{semconv.REWARD_DETAIL}.{key}"] = (
             plain if plain is not None else snapshot.text_of(item)[: recordings.MAX_MESSAGE]
         )
     return attributes
+
+
+def _as_float(value: Any) -> Any:
+    """Return an int as a float where it is one: beyond 64 bits no attribute holds it as an int."""
+    try:
+        return float(value) if isinstance(value, int) else value
+    except OverflowError:
+        return value
+
+
+def _is_scalar(value: Any) -> bool:
+    """Return whether it is text or one number, of whatever library."""
+    try:
+        return isinstance(value, (str, numbers.Number)) or getattr(value, "shape", None) == ()
+    except Exception:
+        return False
 
 
 def _reward_on(

@@ -19,14 +19,14 @@ from opentelemetry.trace import Status
 
 from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
-from otel_rollout.identity import Identity, clean_text
-from otel_rollout.payload import (
-    Payload,
-)
+from otel_rollout.identity import Identity, clean_text, plain
+from otel_rollout.media import described, is_in, without
+from otel_rollout.payload import Payload
 from otel_rollout.processor.deltas import Delta, Key, Trajectories, Turns
 from otel_rollout.processor.redaction import Redaction
 from otel_rollout.processor.token2text import Decoder
 from otel_rollout.processor.tokens import NO_IDS, Decoding, Parts, parts_of
+from otel_rollout.snapshot import MAX_TEXT
 
 FULL: Final = "full"
 TEXT: Final = "text"
@@ -37,6 +37,7 @@ _FIXED_SIZE: Final = 2048
 _MAX_MESSAGE: Final = 4096
 _MAX_STACK: Final = 1 << 16
 _SEAM: Final = 64
+_INT64: Final = range(-(2**63), 2**63)
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class Assembled:
             attributes.update(self.tokens)
         span = self.span
         return ReadableSpan(
-            name=span.name,
+            name=clean_text(span.name),
             context=span.context,
             parent=span.parent,
             resource=span.resource,
@@ -154,13 +155,14 @@ class Assembler:
     def assemble(self, item: Item) -> Assembled:
         """Return the span with its payload as attributes; a part that fails is said on the span."""
         span, payload = item.span, item.payload
-        base = self._attributes(span, payload)
+        base = _encodable(self._attributes(span, payload))
         if item.identity is not None:
             base.update(item.identity.attributes)  # the SDK's cap may have evicted them
         keys = item.identity.attributes.keys() if item.identity is not None else frozenset()
-        result = Assembled(span, base, keys, events=span.events, status=span.status)
+        events = [_encodable_event(event) for event in span.events]
+        result = Assembled(span, base, keys, events=events, status=_encodable_status(span.status))
         if payload is not None and payload.errors:
-            result.events = [*span.events, *self._exceptions(payload)]
+            result.events = [*events, *self._exceptions(payload)]
         if not self._content:
             self._strip(result)
         elif payload is not None:
@@ -187,7 +189,7 @@ class Assembler:
     def _add(self, item: Item, payload: Payload, result: Assembled) -> None:
         omitted: list[str] = []
         for key, text in payload.texts.items():
-            result.text[key] = text
+            result.text[key] = without(text, MAX_TEXT) if is_in(text) else text
         for key, value in payload.values.items():
             try:
                 result.text[key] = _json(_messages(value) if key in _MESSAGE_KEYS else value)
@@ -339,8 +341,42 @@ def _without_text(attributes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _encodable(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes that every exporter can encode: one that cannot be costs a whole batch."""
+    return {
+        key if key.isascii() else clean_text(key): _encodable_value(value)
+        for key, value in attributes.items()
+    }
+
+
+def _encodable_value(value: Any) -> Any:
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() else clean_text(value)
+    if kind is int:
+        return value if value in _INT64 else plain(value)
+    if kind is tuple or kind is list:
+        return kind(_encodable_value(item) for item in value)
+    return value
+
+
+def _encodable_event(event: Event) -> Event:
+    attributes = event.attributes or {}
+    encodable = _encodable(attributes)
+    if event.name.isascii() and encodable == attributes:
+        return event
+    return Event(clean_text(event.name), encodable, event.timestamp)
+
+
+def _encodable_status(status: Status) -> Status:
+    said = status.description
+    if said is None or said.isascii():
+        return status
+    return Status(status.status_code, clean_text(said))
+
+
 def _json(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    return orjson.dumps(value, default=described, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def _finish_reason(attributes: Mapping[str, Any]) -> str | None:
@@ -377,11 +413,12 @@ def _genai(message: dict[str, Any]) -> dict[str, Any]:
                 parts.append({"type": "text", "content": piece.get("text", "")})
             else:
                 parts.append(piece)
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
+    calls = _from_json(message.get("tool_calls"))
+    for given in calls if isinstance(calls, list) else []:
+        call = _from_json(given)
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):  # malformed, as the model gave it
-            parts.append({"type": "tool_call", "name": None, "arguments": call})
+            parts.append({"type": "tool_call", "name": None, "arguments": given})
             continue
         part = {
             "type": "tool_call",
@@ -392,3 +429,13 @@ def _genai(message: dict[str, Any]) -> dict[str, Any]:
             part["id"] = call["id"]
         parts.append(part)
     return {"role": message.get("role", "user"), "parts": parts}
+
+
+def _from_json(value: Any) -> Any:
+    """Return the objects behind text that is JSON: data sets hold tool calls that way."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value

@@ -162,6 +162,13 @@ class TestNesting:
         call(attributes=given_attributes)
 
 
+BYTES = {
+    "type": "bytes",
+    "size": 3,
+    "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+}
+
+
 class TestAnyAttribute:
     """Attributes of other instrumentations may be anything: the call is JSON all the same."""
 
@@ -172,9 +179,9 @@ class TestAnyAttribute:
             (float("inf"), None),
             (2**70, str(2**70)),
             ("\ud800x", "\\ud800x"),
-            (b"abc", {"type": "bytes", "size": 3}),
+            (b"abc", BYTES),
             ((1, 2.5, "x", True), [1, 2.5, "x", True]),
-            ({"a": (1, b"x")}, {"a": [1, {"type": "bytes", "size": 1}]}),
+            ({"a": (1, b"abc")}, {"a": [1, BYTES]}),
             (None, None),
         ],
     )

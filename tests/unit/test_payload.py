@@ -90,6 +90,8 @@ class TestSize:
             Payload(values={"a": take(["", *["x" * 10_000] * 300])}),
             Payload(values={"a": take([{"deep": [{"er": [{"and": [["x" * 1_000_000]]}]}]}])}),
             Payload(values={"a": take({"x" * 1_000_000: 1})}),
+            Payload(values={"a": take([bytes(1_000_000)])}),
+            Payload(values={"a": take(["data:image/png;base64," + "A" * 1_000_000])}),
             Payload(values={"a": take(list(range(200_000)))}),
         ],
     )

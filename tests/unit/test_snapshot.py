@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from otel_rollout import snapshot
+from otel_rollout import media, snapshot
 from otel_rollout.snapshot import take, text_of
 
 
@@ -154,7 +154,7 @@ class TestAnything:
 
     @given(VALUES)
     def test_it_is_json(self, value: Any) -> None:
-        orjson.dumps(take(value))
+        orjson.dumps(take(value), default=media.described)
         orjson.dumps(text_of(value))
 
     @given(
@@ -202,7 +202,6 @@ class TestShown:
             (float("-inf"), "-inf"),
             ("\ud800", "\\ud800"),
             ({"\ud800": 1, 2: 3, None: 4}, {"\\ud800": 1, "2": 3, "None": 4}),
-            (b"abc", {"type": "bytes", "size": 3}),
             (Colour.NESTED, ["a", 1]),
             (Point(1, Point(2)), {"x": 1, "y": {"x": 2, "y": None}}),
             (
@@ -256,16 +255,6 @@ class TestShown:
             "height": 3,
             "mode": "RGB",
         }
-
-    def test_an_image_in_a_message_does_not_balloon_it(self) -> None:
-        message = {
-            "type": "image_url",
-            "image_url": {"url": "data:image/png;base64," + "A" * 99999},
-        }
-        url = take(message)["image_url"]["url"]
-        assert url == "data:image/png;base64,… (99999 characters cut)"
-        short = "data:image/png;base64,AAAA"
-        assert take(short) == short
 
     def test_an_array_on_another_device_is_not_read(self) -> None:
         class Cuda:

@@ -86,14 +86,15 @@ def call_of(span: ReadableSpan) -> dict[str, Any]:
     start = span.start_time or 0
     end = max(span.end_time or start, start)
     inputs, output = _inputs_and_output(str(operation), attributes, is_root)
+    name = clean_text(span.name or _UNNAMED)
     call = {
         "id": span_id,
         "trace_id": trace_id,
         "parent_id": f"{span.parent.span_id:016x}" if span.parent is not None else None,
         "thread_id": trace_id,
         "turn_id": span_id if is_root else None,
-        "op_name": (span.name or _UNNAMED)[:MAX_OP_NAME],
-        "display_name": (span.name or _UNNAMED)[:MAX_DISPLAY_NAME],
+        "op_name": name[:MAX_OP_NAME],
+        "display_name": name[:MAX_DISPLAY_NAME],
         "started_at": _timestamp(start),
         "ended_at": _timestamp(end),
         "attributes": _attributes(attributes, _KINDS.get(str(operation)), span),
@@ -146,7 +147,7 @@ def _clean(value: Any, depth: int = 0) -> Any:
         return {clean_text(str(key)): _clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_clean(item, depth + 1) for item in value]
-    return snapshot.take(value)
+    return snapshot.settled(value)
 
 
 def _feedback_id(trace_id: int, span_id: int, number: int) -> str:

@@ -1,0 +1,1 @@
+"""Faults of rollout tracers that people have reported: each tried the whole way, and with OTLP."""
