@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+import weakref
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
+from dataclasses import dataclass
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, TypeVar, overload
 
 from opentelemetry import context as otel_context
@@ -31,7 +36,10 @@ def rollout_op(function: _F, /) -> _F: ...
 
 @overload
 def rollout_op(
-    *, name: str | None = None, kind: str | None = None, capture: bool = True
+    *,
+    name: str | None = None,
+    kind: str | None = None,
+    capture: bool | str | Collection[str] = True,
 ) -> Callable[[_F], _F]: ...
 
 
@@ -41,12 +49,14 @@ def rollout_op(
     *,
     name: str | None = None,
     kind: str | None = None,
-    capture: bool = True,
+    capture: bool | str | Collection[str] = True,
 ) -> Any:
     """Record every call of a function as a span; counterpart of verl's ``rollout_trace_op``.
 
     For functions, methods, coroutines, generators and async generators; as ``@rollout_op`` or with
-    arguments. What the function returns or raises is unchanged.
+    arguments. What the function returns or raises is unchanged. The span lasts until the work is
+    done: where a plain function returns a coroutine, a generator or a future (asyncio's or
+    ``concurrent.futures``'), until that has ended; any other awaitable is handed on as it is.
 
     Args:
         function: what is decorated.
@@ -54,8 +64,10 @@ def rollout_op(
         kind: ``"agent"`` gives ``invoke_agent NAME``, ``"llm"`` ``chat NAME``, ``"tool"``
             ``execute_tool NAME``; ``None`` a span called NAME. A tool's result with ``isError`` or
             ``is_error`` that is True is an error, as an exception is.
-        capture: record arguments (``self`` left out) and result as JSON. A generator's result is
-            how many items it gave.
+        capture: record arguments (``self`` left out) and result as JSON: ``True`` both, ``False``
+            neither, ``"inputs"`` or ``"output"`` one of them; several names, such as
+            ``("query", "limit")``: these arguments, and the result. A generator's result is how
+            many items it gave.
     """
     if kind not in _OPERATIONS:
         say_once(
@@ -64,20 +76,48 @@ def rollout_op(
             kind,
         )
         kind = None
+    captured = _Capture.of(capture)
 
     def decorate(target: Callable[..., Any]) -> Any:
         if isinstance(target, (classmethod, staticmethod)):
             return type(target)(decorate(target.__func__))
-        return _wrapped(_Op(target, name, kind, capture))
+        return _wrapped(_Op(target, name, kind, captured))
 
     return decorate if function is None else decorate(function)
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """What is recorded of a call; ``names``: only these arguments."""
+
+    inputs: bool
+    output: bool
+    names: frozenset[str] | None = None
+
+    @staticmethod
+    def of(given: Any) -> _Capture:
+        if isinstance(given, bool):
+            return _Capture(given, given)
+        if given in ("inputs", "output"):
+            return _Capture(given == "inputs", given == "output")
+        if isinstance(given, (tuple, list, set, frozenset)):
+            names = [name for name in given if isinstance(name, str)]
+            if len(names) == len(given):
+                return _Capture(True, True, frozenset(names))
+        say_once(
+            f"op-capture:{given!r}",
+            "rollout_op(capture=%r) is not known; allowed are True, False, 'inputs', 'output' and "
+            "names of arguments; neither arguments nor result are recorded",
+            given,
+        )
+        return _Capture(False, False)
 
 
 class _Op:
     """What is known of a decorated function before it is called."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str | None, kind: str | None, capture: bool
+        self, function: Callable[..., Any], name: str | None, kind: str | None, capture: _Capture
     ) -> None:
         self.function = function
         self.capture = capture
@@ -88,19 +128,37 @@ class _Op:
             self.signature: inspect.Signature | None = inspect.signature(function)
         except (TypeError, ValueError):
             self.signature = None
+        unknown = (capture.names or frozenset()).difference(self._parameters())
+        if unknown and self.signature is not None:
+            say_once(
+                f"op-capture:{self.name}",
+                "rollout_op(capture=…) of %s: it has no arguments %s; they are not recorded",
+                self.name,
+                ", ".join(sorted(unknown)),
+            )
+
+    def _parameters(self) -> Collection[str]:
+        return self.signature.parameters if self.signature is not None else ()
 
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
         attributes = {self.subject_key: self.name} if self.subject_key is not None else None
         operation: str = self.operation if self.operation is not None else self.name
         subject = self.name if self.operation is not None else None
         recording = recordings.start(operation, subject, attributes=attributes)
-        if self.capture and recording.live:
+        if self.capture.inputs and recording.live:
             try:
                 key = semconv.TOOL_ARGUMENTS if self.is_tool else semconv.INPUT
-                recording.keep(key, self._inputs(args, kwargs))
+                recording.keep(key, self._captured(args, kwargs))
             except Exception as error:
                 report_internal_error("rollout_op inputs", error)
         return recording
+
+    def _captured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        inputs = self._inputs(args, kwargs)
+        names = self.capture.names
+        if names is None:
+            return inputs
+        return {name: value for name, value in inputs.items() if name in names}
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self.signature is None:
@@ -121,7 +179,7 @@ class _Op:
         try:
             if self.is_tool and _is_error(value):
                 recording.failed("ToolError", "the tool's result says that it is an error")
-            if self.capture:
+            if self.capture.output:
                 recording.keep(semconv.TOOL_RESULT if self.is_tool else semconv.OUTPUT, value)
         except Exception as error:
             report_internal_error("rollout_op output", error)
@@ -161,12 +219,89 @@ def _wrapped(op: _Op) -> Callable[..., Any]:
 
 def _plain(op: _Op) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with recordings.active(op.start(args, kwargs)) as recording:
+        recording = op.start(args, kwargs)
+        token = recordings.attach(recording.context)
+        try:
             value = op.function(*args, **kwargs)
-            op.result(recording, value)
+        except BaseException as error:
+            recording.fail(error)
+            recording.end()
+            raise
+        finally:
+            recordings.detach(token)
+        if not recording.live:
             return value
+        return _when_done(op, recording, value)
 
     return wrapper
+
+
+class _Begun(_Op):
+    """An op that has been called: its span is open, and its result has yet to be gone through."""
+
+    def __init__(self, op: _Op, recording: Recording, value: Any) -> None:
+        self.function = lambda: value
+        self.capture = op.capture
+        self.is_tool = op.is_tool
+        self._recording = recording
+
+    def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
+        return self._recording
+
+
+def _when_done(op: _Op, recording: Recording, value: Any) -> Any:
+    """End the span of a plain call once what it returned has ended; return that.
+
+    Coroutines and generators are as good as their twins. What else can be awaited stays what it
+    is: others may look at its type or its identity, or enter it (``async with``).
+    """
+    follow = _FOLLOWED.get(type(value))
+    if follow is not None and not _is_old_coroutine(value):
+        twin = follow(_Begun(op, recording, value))()
+        twin.__name__, twin.__qualname__ = value.__name__, value.__qualname__
+        weakref.finalize(twin, recording.end)  # dropped before it began
+        return twin
+    if isinstance(value, concurrent.futures.Future) or asyncio.isfuture(value):
+        try:
+            _end_with(value, op, recording)
+        except Exception as error:
+            report_internal_error("rollout_op future", error)
+            recording.end()
+        return value
+    op.result(recording, value)
+    recording.end()
+    return value
+
+
+def _is_old_coroutine(value: Any) -> bool:
+    """Return whether a generator is one that can be awaited (``types.coroutine``)."""
+    code = getattr(value, "gi_code", None)
+    return code is not None and bool(code.co_flags & inspect.CO_ITERABLE_COROUTINE)
+
+
+def _end_with(future: Any, op: _Op, recording: Recording) -> None:
+    def done(ended: Any) -> None:
+        try:
+            if ended.cancelled():
+                recording.failed("CancelledError", "")
+            elif (error := _error_of(ended)) is not None:
+                recording.fail(error)
+            else:
+                op.result(recording, ended.result())
+        except Exception as error:
+            report_internal_error("rollout_op future", error)
+        recording.end()
+
+    weakref.finalize(future, recording.end)  # dropped before it ended
+    future.add_done_callback(done)
+
+
+def _error_of(future: Any) -> BaseException | None:
+    # Asked for it, asyncio's future would not tell the user any more that nobody has seen it.
+    error: BaseException | None = (
+        future._exception if hasattr(future, "_exception") else future.exception()
+    )
+    return error
 
 
 def _coroutine(op: _Op) -> Callable[..., Any]:
@@ -271,3 +406,10 @@ def _async_generator(op: _Op) -> Callable[..., Any]:
             recording.end()
 
     return wrapper
+
+
+_FOLLOWED: Final[Mapping[type, Callable[[_Op], Callable[..., Any]]]] = {
+    CoroutineType: _coroutine,
+    GeneratorType: _generator,
+    AsyncGeneratorType: _async_generator,
+}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import gc
 import inspect
+import threading
 from collections.abc import AsyncGenerator, Generator, Iterator
 from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import NoOpTracerProvider, StatusCode
 
-from otel_rollout import rollout_op, semconv, trajectory
+from otel_rollout import recording, rollout_op, semconv, trajectory
 from tests.unit.pipeline import Pipeline, attributes, loaded
 
 
@@ -110,6 +112,57 @@ class TestPlainFunctions:
 
         assert secret("hunter2") == "hunter2"
         assert "hunter2" not in str(attributes(pipeline.named("secret")))
+
+    @pytest.mark.parametrize(
+        ("capture", "inputs", "output"),
+        [
+            (True, {"a": 1, "b": 2}, 3),
+            (False, None, None),
+            ("inputs", {"a": 1, "b": 2}, None),
+            ("output", None, 3),
+            (("b",), {"b": 2}, 3),
+            (["a", "b"], {"a": 1, "b": 2}, 3),
+            ((), {}, 3),
+        ],
+    )
+    def test_capture_chooses(
+        self, pipeline: Pipeline, capture: Any, inputs: Any, output: Any
+    ) -> None:
+        @rollout_op(name="add", capture=capture)
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        assert add(1, b=2) == 3
+        span = attributes(pipeline.named("add"))
+        assert (semconv.INPUT in span) == (inputs is not None)
+        assert (semconv.OUTPUT in span) == (output is not None)
+        assert inputs is None or loaded(pipeline.named("add"), semconv.INPUT) == inputs
+        assert output is None or span[semconv.OUTPUT] == "3"
+
+    @pytest.mark.parametrize("capture", ["a", None, 7, (1,), ([],)])
+    def test_a_capture_that_is_not_known_keeps_nothing(
+        self, pipeline: Pipeline, capture: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @rollout_op(name="f", capture=capture)
+        def f(a: str) -> str:
+            return a
+
+        assert f("hunter2") == "hunter2"
+        assert "hunter2" not in str(attributes(pipeline.named("f")))
+        (record,) = caplog.records
+        assert f"capture={capture!r}" in record.getMessage()
+
+    def test_an_argument_that_is_not_there_is_said(
+        self, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @rollout_op(name="f", capture=("a", "qurey"))
+        def f(a: int, query: int) -> int:
+            return a
+
+        f(1, 2)
+        assert loaded(pipeline.named("f"), semconv.INPUT) == {"a": 1}
+        (record,) = caplog.records
+        assert "f: it has no arguments qurey" in record.getMessage()
 
     def test_inputs_are_as_they_were_at_the_call(self, pipeline: Pipeline) -> None:
         @rollout_op(name="grow")
@@ -519,3 +572,175 @@ class TestAsyncGenerators:
         assert items == [0, 1, 2]
         assert caplog.records == []
         assert len(pipeline.spans()) == 1
+
+
+class TestWhatAPlainFunctionHandsOn:
+    """Its span lasts until the coroutine, generator or future that it returned has ended."""
+
+    async def test_a_coroutine(self, pipeline: Pipeline) -> None:
+        async def work(x: int) -> int:
+            await asyncio.sleep(0)
+            pipeline.foreign.start_span("within").end()
+            return x + 1
+
+        @rollout_op(name="plain")
+        def plain(x: int) -> Any:
+            return work(x)
+
+        given = plain(1)
+        assert inspect.iscoroutine(given)
+        assert given.__qualname__.endswith("work")
+        assert pipeline.spans() == []
+        assert await given == 2
+        span, within = pipeline.named("plain"), pipeline.named("within")
+        assert loaded(span, semconv.OUTPUT) == 2
+        assert loaded(span, semconv.INPUT) == {"x": 1}
+        assert within.parent is not None
+        assert within.parent.span_id == span.context.span_id
+
+    async def test_a_lambda_around_a_coroutine_that_fails(self, pipeline: Pipeline) -> None:
+        error = KeyError("x")
+
+        async def work() -> None:
+            raise error
+
+        with pytest.raises(KeyError) as raised:
+            await rollout_op(name="f")(lambda: work())()
+        assert raised.value is error
+        assert attributes(pipeline.named("f"))[semconv.ERROR_TYPE] == "KeyError"
+
+    @pytest.mark.filterwarnings("ignore:coroutine")
+    def test_one_that_is_never_awaited_leaves_no_span_open(self, pipeline: Pipeline) -> None:
+        async def work() -> None: ...
+
+        rollout_op(name="f")(lambda: work())()
+        gc.collect()
+        assert [span.name for span in pipeline.spans()] == ["f"]
+
+    async def test_a_task(self, pipeline: Pipeline) -> None:
+        go = asyncio.Event()
+
+        async def work() -> int:
+            await go.wait()
+            pipeline.foreign.start_span("within").end()
+            return 5
+
+        @rollout_op(name="spawn")
+        def spawn() -> asyncio.Task[int]:
+            return asyncio.create_task(work())
+
+        task = spawn()
+        assert isinstance(task, asyncio.Task)
+        await asyncio.sleep(0)
+        assert pipeline.spans() == []
+        go.set()
+        assert await task == 5
+        await asyncio.sleep(0)
+        span, within = pipeline.named("spawn"), pipeline.named("within")
+        assert loaded(span, semconv.OUTPUT) == 5
+        assert within.parent is not None
+        assert within.parent.span_id == span.context.span_id
+
+    async def test_a_task_that_is_cancelled(self, pipeline: Pipeline) -> None:
+        task = rollout_op(name="f")(lambda: asyncio.create_task(asyncio.sleep(60)))()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert attributes(pipeline.named("f"))[semconv.ERROR_TYPE] == "CancelledError"
+
+    async def test_a_task_whose_error_nobody_asks_for_is_still_told_of(
+        self, pipeline: Pipeline
+    ) -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+        async def work() -> None:
+            raise OSError("unseen")
+
+        task = rollout_op(name="f")(lambda: asyncio.create_task(work()))()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert attributes(pipeline.named("f"))[semconv.ERROR_TYPE] == "OSError"
+        del task
+        gc.collect()
+        assert [str(context["exception"]) for context in told] == ["unseen"]
+
+    async def test_a_future_that_is_dropped_leaves_no_span_open(self, pipeline: Pipeline) -> None:
+        rollout_op(name="f")(lambda: asyncio.get_running_loop().create_future())()
+        gc.collect()
+        assert [span.name for span in pipeline.spans()] == ["f"]
+
+    def test_a_future_of_a_pool(self, pipeline: Pipeline) -> None:
+        go = threading.Event()
+
+        def work(x: int) -> int:
+            assert go.wait(60)
+            if x < 0:
+                raise ValueError("negative")
+            return x
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            submit = rollout_op(name="submit")(lambda x: pool.submit(work, x))
+            good, bad = submit(1), submit(-1)
+            queued = submit(2)
+            assert queued.cancel()
+            assert [span.name for span in pipeline.spans()] == ["submit"]
+            go.set()
+            assert good.result() == 1
+            assert isinstance(bad.exception(), ValueError)
+        cancelled, done, failed = pipeline.spans()
+        assert attributes(cancelled)[semconv.ERROR_TYPE] == "CancelledError"
+        assert loaded(done, semconv.OUTPUT) == 1
+        assert attributes(failed)[semconv.ERROR_TYPE] == "ValueError"
+
+    def test_a_generator(self, pipeline: Pipeline) -> None:
+        def items(n: int) -> Iterator[int]:
+            yield from range(n)
+
+        given = rollout_op(name="f")(lambda n: items(n))(3)
+        assert inspect.isgenerator(given)
+        assert next(given) == 0
+        assert pipeline.spans() == []
+        assert list(given) == [1, 2]
+        assert loaded(pipeline.named("f"), semconv.OUTPUT) == {"items": 3, "returned": None}
+
+    async def test_an_async_generator(self, pipeline: Pipeline) -> None:
+        async def stream() -> AsyncGenerator[int, None]:
+            yield 1
+            await asyncio.sleep(0)
+            yield 2
+
+        given = rollout_op(name="f")(lambda: stream())()
+        assert inspect.isasyncgen(given)
+        assert [item async for item in given] == [1, 2]
+        assert loaded(pipeline.named("f"), semconv.OUTPUT) == {"items": 2}
+
+    async def test_an_awaitable_of_another_kind_is_handed_on_as_it_is(
+        self, pipeline: Pipeline
+    ) -> None:
+        class Request:
+            def __await__(self) -> Generator[Any, Any, int]:
+                return asyncio.sleep(0, 4).__await__()
+
+            async def __aenter__(self) -> int:
+                return 5
+
+            async def __aexit__(self, *raised: object) -> None: ...
+
+        request = Request()
+        send = rollout_op(name="send")(lambda: request)
+        assert send() is request
+        assert await send() == 4
+        async with send() as entered:
+            assert entered == 5
+        assert [span.name for span in pipeline.spans()] == ["send"] * 3
+
+    def test_outside_a_sampled_trajectory_nothing_is_put_around_it(self) -> None:
+        recording.use_tracer_provider(NoOpTracerProvider())
+
+        async def work() -> None: ...
+
+        given = work()
+        assert rollout_op(name="f")(lambda: given)() is given
+        given.close()
