@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from otel_rollout.processor.processor import RolloutSpanProcessor
     from otel_rollout.processor.token2text import register_tokenizer
     from otel_rollout.randomness import IdGenerator
+    from otel_rollout.threads import in_context
     from otel_rollout.trajectory import (
         Trajectory,
         current_trajectory,
@@ -32,6 +33,7 @@ __all__ = [
     "WeaveSpanExporter",
     "__version__",
     "current_trajectory",
+    "in_context",
     "record_reward",
     "register_tokenizer",
     "rollout_op",
@@ -44,6 +46,7 @@ _HOME = {
     "Trajectory": "otel_rollout.trajectory",
     "WeaveSpanExporter": "otel_rollout.exporters.weave.exporter",
     "current_trajectory": "otel_rollout.trajectory",
+    "in_context": "otel_rollout.threads",
     "record_reward": "otel_rollout.trajectory",
     "register_tokenizer": "otel_rollout.processor.token2text",
     "rollout_op": "otel_rollout.ops",
