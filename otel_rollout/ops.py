@@ -8,14 +8,14 @@ import functools
 import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
-from dataclasses import dataclass
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, TypeVar, overload
 
 from opentelemetry import context as otel_context
 
+from otel_rollout import completions, semconv
 from otel_rollout import recording as recordings
-from otel_rollout import semconv
+from otel_rollout.capture import Capture
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.recording import Recording
 
@@ -62,8 +62,10 @@ def rollout_op(
         function: what is decorated.
         name: of the span (default: the function's qualified name); with a ``kind``, its subject.
         kind: ``"agent"`` gives ``invoke_agent NAME``, ``"llm"`` ``chat NAME``, ``"tool"``
-            ``execute_tool NAME``; ``None`` a span called NAME. A tool's result with ``isError`` or
-            ``is_error`` that is True is an error, as an exception is.
+            ``execute_tool NAME``; ``None`` a span called NAME. Of an ``"llm"``, arguments called
+            ``messages`` or ``prompt_ids``, and a result in the form of OpenAI's completions or
+            with ``token_ids``, become messages, token ids, log-probabilities and usage. A tool's
+            result with ``isError`` or ``is_error`` that is True is an error, as an exception is.
         capture: record arguments (``self`` left out) and result as JSON: ``True`` both, ``False``
             neither, ``"inputs"`` or ``"output"`` one of them; several names, such as
             ``("query", "limit")``: these arguments, and the result. A generator's result is how
@@ -76,7 +78,7 @@ def rollout_op(
             kind,
         )
         kind = None
-    captured = _Capture.of(capture)
+    captured = Capture.of(capture)
 
     def decorate(target: Callable[..., Any]) -> Any:
         if isinstance(target, (classmethod, staticmethod)):
@@ -86,59 +88,23 @@ def rollout_op(
     return decorate if function is None else decorate(function)
 
 
-@dataclass(frozen=True)
-class _Capture:
-    """What is recorded of a call; ``names``: only these arguments."""
-
-    inputs: bool
-    output: bool
-    names: frozenset[str] | None = None
-
-    @staticmethod
-    def of(given: Any) -> _Capture:
-        if isinstance(given, bool):
-            return _Capture(given, given)
-        if given in ("inputs", "output"):
-            return _Capture(given == "inputs", given == "output")
-        if isinstance(given, (tuple, list, set, frozenset)):
-            names = [name for name in given if isinstance(name, str)]
-            if len(names) == len(given):
-                return _Capture(True, True, frozenset(names))
-        say_once(
-            f"op-capture:{given!r}",
-            "rollout_op(capture=%r) is not known; allowed are True, False, 'inputs', 'output' and "
-            "names of arguments; neither arguments nor result are recorded",
-            given,
-        )
-        return _Capture(False, False)
-
-
 class _Op:
     """What is known of a decorated function before it is called."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str | None, kind: str | None, capture: _Capture
+        self, function: Callable[..., Any], name: str | None, kind: str | None, capture: Capture
     ) -> None:
         self.function = function
         self.capture = capture
         self.name = name or _name_of(function)
         self.operation, self.subject_key = _OPERATIONS[kind]
         self.is_tool = kind == "tool"
+        self.is_llm = kind == "llm"
         try:
             self.signature: inspect.Signature | None = inspect.signature(function)
         except (TypeError, ValueError):
             self.signature = None
-        unknown = (capture.names or frozenset()).difference(self._parameters())
-        if unknown and self.signature is not None:
-            say_once(
-                f"op-capture:{self.name}",
-                "rollout_op(capture=…) of %s: it has no arguments %s; they are not recorded",
-                self.name,
-                ", ".join(sorted(unknown)),
-            )
-
-    def _parameters(self) -> Collection[str]:
-        return self.signature.parameters if self.signature is not None else ()
+        capture.check(self.name, self.signature)
 
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
         attributes = {self.subject_key: self.name} if self.subject_key is not None else None
@@ -147,31 +113,16 @@ class _Op:
         recording = recordings.start(operation, subject, attributes=attributes)
         if self.capture.inputs and recording.live:
             try:
-                key = semconv.TOOL_ARGUMENTS if self.is_tool else semconv.INPUT
-                recording.keep(key, self._captured(args, kwargs))
+                inputs = self.capture.arguments(self.signature, args, kwargs)
+                if self.is_llm:
+                    inputs = completions.note_inputs(recording, inputs)
+                if inputs or not self.is_llm:
+                    recording.keep(
+                        semconv.TOOL_ARGUMENTS if self.is_tool else semconv.INPUT, inputs
+                    )
             except Exception as error:
                 report_internal_error("rollout_op inputs", error)
         return recording
-
-    def _captured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        inputs = self._inputs(args, kwargs)
-        names = self.capture.names
-        if names is None:
-            return inputs
-        return {name: value for name, value in inputs.items() if name in names}
-
-    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if self.signature is None:
-            return {"args": list(args), **kwargs}
-        first = next(iter(self.signature.parameters), None)
-        is_method = first in ("self", "cls")
-        try:
-            inputs = dict(self.signature.bind(*args, **kwargs).arguments)
-        except TypeError:  # the call itself will say so
-            return {"args": list(args[1:] if is_method else args), **kwargs}
-        if is_method:
-            inputs.pop(str(first), None)
-        return inputs
 
     def result(self, recording: Recording, value: Any) -> None:
         if not recording.live:
@@ -179,8 +130,11 @@ class _Op:
         try:
             if self.is_tool and _is_error(value):
                 recording.failed("ToolError", "the tool's result says that it is an error")
-            if self.capture.output:
-                recording.keep(semconv.TOOL_RESULT if self.is_tool else semconv.OUTPUT, value)
+            if not self.capture.output:
+                return
+            if self.is_llm and completions.note_output(recording, value):
+                return
+            recording.keep(semconv.TOOL_RESULT if self.is_tool else semconv.OUTPUT, value)
         except Exception as error:
             report_internal_error("rollout_op output", error)
 
@@ -243,6 +197,7 @@ class _Begun(_Op):
         self.function = lambda: value
         self.capture = op.capture
         self.is_tool = op.is_tool
+        self.is_llm = op.is_llm
         self._recording = recording
 
     def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Recording:
