@@ -1,0 +1,116 @@
+"""examples/openai_loop on vLLM's own OpenAI-compatible server: each of its commands, as told."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import otel_rollout.local
+from tests.engines.vllm.conftest import ENVIRONMENT
+
+ROOT = Path(__file__).resolve().parents[3]
+BIN = Path(sys.executable).parent
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server of the example's README, on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    command = [BIN / "vllm", "serve", ROOT / "examples" / "verl_calculator" / "policy"]
+    command += ["--served-model-name", "policy", "--max-model-len", "512"]
+    command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            env={**environ, **ENVIRONMENT},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 300
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    pytest.fail(f"the server did not come up: {log.read_text()[-3000:]}")
+
+
+@pytest.fixture(scope="module")
+def rollouts(server: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    store = tmp_path_factory.mktemp("store")
+    command = [BIN / "opentelemetry-instrument", sys.executable]
+    command += [ROOT / "examples" / "openai_loop" / "loop.py", "--base-url", server]
+    command += ["--steps", "1", "--prompts", "3", "--n", "4"]
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={
+            **os.environ,
+            "OTEL_TRACES_EXPORTER": "weave",
+            "OTEL_ROLLOUT_DIR": str(store),
+            "WANDB_API_KEY": "",
+            "NETRC": os.devnull,
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.startswith("step 1: mean reward")
+    with otel_rollout.local.open(store) as opened:
+        return list(opened.trajectories())
+
+
+def test_every_rollout_is_there(rollouts: list[dict[str, Any]]) -> None:
+    found = sorted((one["sample_index"], one["rollout_n"]) for one in rollouts)
+    assert found == [(index, number) for index in range(3) for number in range(4)]
+    assert all(one["reward"] is not None and one["finished"] for one in rollouts)
+
+
+def test_tokens_are_those_of_the_server(rollouts: list[dict[str, Any]]) -> None:
+    for one in rollouts:
+        assert one["turns"] >= 1
+        assert one["prompt_ids"]
+        assert sum(one["response_mask"]) > 0
+        made = [
+            logprob
+            for logprob, mask in zip(one["response_logprobs"], one["response_mask"], strict=True)
+            if mask
+        ]
+        assert all(logprob <= 0 for logprob in made)
+
+
+def test_texts_and_tools(rollouts: list[dict[str, Any]]) -> None:
+    tools = [tool for one in rollouts for tool in one["tools"]]
+    assert {tool["name"] for tool in tools} == {"calculator"}
+    assert all(one["prompt_text"] for one in rollouts)
+    assert all("answer" in one["response_text"] or one["reward"] == 0 for one in rollouts)
