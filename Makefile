@@ -6,7 +6,7 @@ ENVS := $(PYTHON) dev/envs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines faults check bench clean
+.PHONY: help demo test test-engines faults matrix check bench clean
 
 help:  ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ test:  ## Run all tests but those of the engines
 	@$(ENVS) build dev verl weave-server
 	@status=0; \
 	dev/run_tests.sh .venv tests/unit tests/e2e -- $(ARGS) || status=1; \
-	dev/run_tests.sh .venv-verl tests/verl -- $(ARGS) || status=1; \
+	dev/run_tests.sh .venv-verl tests/verl tests/versions -- $(ARGS) || status=1; \
 	exit $$status
 
 test-engines:  ## Run the tests against the real vLLM and the real SGLang (5 GB more)
@@ -46,11 +46,19 @@ faults:  ## Run every end of a process in every state of the server (an hour)
 		dev/run_tests.sh .venv tests/faults -- $(ARGS)
 	.venv/bin/python -m tests.faults.report build/faults.jsonl
 
+matrix:  ## Run this package beside the versions that people have (20 minutes)
+	@$(ENVS) build dev verl weave-server
+	@mkdir -p build/matrix
+	@status=0; \
+	"$$($(ENVS) python matrix)" -m nox --report build/matrix.json $(ARGS) || status=1; \
+	"$$($(ENVS) python matrix)" dev/matrix_table.py build/matrix.json build/matrix; \
+	exit $$status
+
 bench:  ## Measure what tracing costs and what it withstands
 	@$(ENVS) build dev verl weave-server
 	@dev/bench.sh
 
 clean:  ## Remove what was made in this clone; the cached environments stay
-	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .demo build dist
+	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .nox .demo build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

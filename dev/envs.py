@@ -10,6 +10,7 @@ the commands, so a second clone is ready in seconds:
     .venv-vllm     on  vllm         vLLM on a CPU, and verl beside it
     .venv-sglang   on  sglang       SGLang on a CPU
     (no overlay)       weave-server W&B's own trace server, run by the tests as a process
+    (no overlay)       matrix       nox, for the sessions of noxfile.py
 
 What is in them: `dev/requirements/NAME.txt`, full pins written from NAME.in by `lock NAME`. The
 cache is `$OTEL_ROLLOUT_CACHE`, by default `~/.cache/otel-rollout/envs`. Needs Python 3.10 or newer
@@ -93,6 +94,7 @@ ENVIRONMENTS = {
             without_dependencies=("verl==0.9.1",),
         ),
         Environment("weave-server", None, "about 1 min, 0.5 GB"),
+        Environment("matrix", None, "some seconds"),
         Environment(
             "vllm",
             ".venv-vllm",

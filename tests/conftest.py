@@ -44,8 +44,12 @@ def python_of(environment: str) -> Path:
 
 @pytest.fixture(scope="session")
 def verl_python() -> Path:
-    """`.venv-verl/bin/python`: beside it are opentelemetry-instrument and ray."""
-    return python_of("verl")
+    """`.venv-verl/bin/python`: beside it are opentelemetry-instrument and ray.
+
+    `TEST_VERL_PYTHON` names another one, with other versions (see `noxfile.py`).
+    """
+    chosen = os.environ.get("TEST_VERL_PYTHON")
+    return Path(chosen) if chosen else python_of("verl")
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,13 @@ class Patches:
                 self._set(other, name, wrapped)
         return True
 
+    def variable(self, module: ModuleType, name: str, value: Any) -> bool:
+        """Give a module's variable a value, where there is one and nothing has set it yet."""
+        if vars(module).get(name, value) is not None:
+            return False
+        self._set(module, name, value)
+        return True
+
     def method(self, owner: type, name: str, make: Callable[[Any], Any]) -> bool:
         """Replace a class's own method by ``make(method)``, as a plain function.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import urllib.error
 from collections.abc import Iterator
 from typing import Any
@@ -42,6 +43,11 @@ def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     write_store(directory, 32, samples=4, rollouts=4)
     viewer = Viewer(directory)
     viewer.start()
+    roots = {"filter": {"trace_roots_only": True}}
+    deadline = time.monotonic() + 60  # a store is shown while it is being indexed
+    while len(viewer.client(PROJECT).get_calls(**roots)) < 32:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     yield viewer
     viewer.stop()
 

@@ -57,7 +57,7 @@ class WeaveServer:
 
         entity, _, name = project.rpartition("/")
         server = RemoteHTTPTraceServer(self.url, should_batch=False)
-        server.set_auth(("api", API_KEY))
+        server.set_auth(_credentials())
         return WeaveClient(entity or ENTITY, name, server, ensure_project_exists=False)
 
     def feedback(self, project: str) -> list[dict[str, Any]]:
@@ -107,3 +107,14 @@ class WeaveServer:
         """Answer coming requests at `path` with `status`; `after`: though they are carried out."""
         failure = {"path": path, "status": status, "times": times, "after": after}
         self.request("/debug/failures", [{**failure, "headers": headers or {}}])
+
+
+def _credentials() -> Any:
+    """What the client takes: weave 0.53 wants an object of its own, those around it a pair."""
+    import weave
+
+    if not weave.__version__.startswith("0.53."):
+        return "api", API_KEY
+    from weave.wandb_interface.auth import ApiKeyCredentials
+
+    return ApiKeyCredentials(API_KEY)

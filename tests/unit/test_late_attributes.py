@@ -204,19 +204,22 @@ _values = st.one_of(
     st.text(max_size=30),
     st.lists(st.text(max_size=5), max_size=3),
     st.lists(st.integers(0, 9), max_size=3),
-    st.just(object()),
-    st.just([1, "mixed"]),
-    st.binary(max_size=5),
 )
+_not_attributes = st.one_of(st.just(object()), st.just([1, "mixed"]), st.just({"a": set()}))
+_names = st.text("abc", min_size=1, max_size=2)
 
 
 @given(
-    st.lists(st.dictionaries(st.text("abc", min_size=1, max_size=2), _values, max_size=5)),
+    st.lists(st.dictionaries(_names, _values, max_size=5)),
+    st.dictionaries(_names, _not_attributes, max_size=2),
     st.one_of(st.none(), st.integers(1, 40)),
     st.one_of(st.none(), st.integers(12, 20)),
 )
 def test_late_or_at_once_makes_no_difference(
-    given_attributes: Sequence[dict[str, Any]], length: int | None, count: int | None
+    given_attributes: Sequence[dict[str, Any]],
+    wrong: dict[str, Any],
+    length: int | None,
+    count: int | None,
 ) -> None:
     limits = SpanLimits(max_span_attribute_length=length, max_span_attributes=count)
 
@@ -230,6 +233,7 @@ def test_late_or_at_once_makes_no_difference(
                 with recordings.active(recording):
                     for some in given_attributes:
                         recording.set_all({f"k.{key}": value for key, value in some.items()})
+                    recording.set_all({f"wrong.{key}": value for key, value in wrong.items()})
             return [timeless(attributes(span)) for span in pipeline.spans()]
         finally:
             pipeline.close()

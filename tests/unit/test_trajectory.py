@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, TraceIdRatioBased
@@ -454,7 +454,8 @@ class TestUnsampled:
         with trajectory(step=1):
             pass
         assert len(pipeline.spans()) == 1
-        assert seen == ["start", "ending", "end"]
+        known = hasattr(SpanProcessor, "_on_ending")  # from SDK 1.31 on
+        assert seen == ["start", *(["ending"] if known else []), "end"]
         pipeline.close()
 
     @pytest.mark.parametrize("sampler", [ALWAYS_OFF, ParentBased(TraceIdRatioBased(0))])

@@ -92,7 +92,8 @@ class _OpenTelemetryForRay:
 def patch_receiver(patches: Patches, helper: ModuleType) -> None:
     """Let a method that was sent a context run in it, though Ray's own tracing is off."""
     patches.function(helper, "_is_tracing_enabled", _enabled)
-    patches.function(helper, "_get_opentelemetry", _get_opentelemetry)
+    if not patches.function(helper, "_get_opentelemetry", _get_opentelemetry):
+        patches.variable(helper, "_opentelemetry", _OpenTelemetryForRay)  # before Ray had that
 
 
 def _enabled(

@@ -1,0 +1,1 @@
+"""What has to hold with every version of the libraries beside us: see `noxfile.py`."""
