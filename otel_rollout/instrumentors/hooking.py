@@ -1,11 +1,15 @@
-"""What every instrumentor is: functions that patch modules, called when those are imported."""
+"""What every instrumentor is: functions that patch modules, called when those are imported.
+
+They are named, not imported: what knows a library is loaded when the library is, so that start-up
+costs next to nothing in the many processes that never see it.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
     BaseInstrumentor,
@@ -14,18 +18,37 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 from otel_rollout import startup
 from otel_rollout.instrumentors.patching import Patches
 
-Hook = Callable[[Patches, ModuleType], None]
+_PACKAGE: Final = "otel_rollout.instrumentors"
+
+ActorPatch = Callable[[type, Patches], None]
+actor_classes: dict[tuple[str, str], list[ActorPatch]] = {}
+"""Actor classes, by module and name, to what patches them and what derives from them; they are
+copied by value, so that is done in the worker, when Ray has loaded one."""
+
+
+def named(name: str) -> Callable[..., None]:
+    """Return a function that imports the one of this name (``module:function``) and calls it."""
+    module, _, function = name.partition(":")
+
+    def patch(*args: Any) -> None:
+        getattr(importlib.import_module(f"{_PACKAGE}.{module}"), function)(*args)
+
+    return patch
 
 
 class HookingInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Patches modules of one library, by ``hooks``: name of a module to what patches it.
+    """Patches modules and actor classes of one library, by what is named (see :func:`named`).
+
+    ``hooks``: name of a module to what is called with the patches and the module when it has been
+    imported. ``actors``: module and name of a class to what is called with it and the patches.
 
     Nothing is imported and no distribution is asked for: hooks wait for the import, whatever way
     the library came (a wheel, a fork of another name, a checkout on the path). Ray's own services
     are left as they are.
     """
 
-    hooks: ClassVar[Mapping[str, Sequence[Hook]]]
+    hooks: ClassVar[Mapping[str, Sequence[str]]]
+    actors: ClassVar[Mapping[tuple[str, str], Sequence[str]]] = {}
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Return nothing: see above."""
@@ -37,7 +60,9 @@ class HookingInstrumentor(BaseInstrumentor):  # type: ignore[misc]
             return
         for module, hooks in self.hooks.items():
             for hook in hooks:
-                self._patches.when_imported(module, functools.partial(hook, self._patches))
+                self._patches.when_imported(module, functools.partial(named(hook), self._patches))
+        for actor_class, hooks in self.actors.items():
+            actor_classes[actor_class] = [named(hook) for hook in hooks]
 
     def _uninstrument(self, **kwargs: Any) -> None:
         self._patches.undo()

@@ -13,7 +13,8 @@ from otel_rollout.instrumentors.patching import Patches
 from otel_rollout.threads import in_context
 
 
-def _patch(patches: Patches, module: ModuleType) -> None:
+def patch(patches: Patches, module: ModuleType) -> None:
+    """Take the trajectory along with what is submitted."""
     patches.method(module.ThreadPoolExecutor, "submit", _submit)
 
 
@@ -39,4 +40,4 @@ class ThreadPoolInstrumentor(HookingInstrumentor):
     What is submitted outside any trajectory is left as it is.
     """
 
-    hooks = {"concurrent.futures.thread": (_patch,)}
+    hooks = {"concurrent.futures.thread": ("threads:patch",)}

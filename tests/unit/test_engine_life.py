@@ -21,9 +21,9 @@ from opentelemetry.trace import StatusCode
 
 from otel_rollout import payload, semconv, trajectory
 from otel_rollout.instrumentors import engine as engines
-from otel_rollout.instrumentors import sglang as sglang_instrumentor
-from otel_rollout.instrumentors import vllm as vllm_instrumentor
 from otel_rollout.instrumentors.patching import Patches
+from otel_rollout.instrumentors.sglang import calls as sglang_instrumentor
+from otel_rollout.instrumentors.vllm import calls as vllm_instrumentor
 from otel_rollout.processor import sampling
 from tests.unit.pipeline import Pipeline, attributes, loaded
 
@@ -101,7 +101,7 @@ def engine() -> Iterator[FakeEngine]:
     patches = Patches()
     module = ModuleType("module")
     module.AsyncLLM = FakeEngine  # type: ignore[attr-defined]
-    vllm_instrumentor._patch_v1(patches, module)
+    vllm_instrumentor.patch_v1(patches, module)
     yield FakeEngine()
     patches.undo()
 
@@ -435,7 +435,7 @@ async def sglang_items(outputs: list[Any], obj: Any, **of_manager: Any) -> None:
     patches = Patches()
     module = ModuleType("module")
     module.TokenizerManager = TokenizerManager  # type: ignore[attr-defined]
-    sglang_instrumentor._patch(patches, module)
+    sglang_instrumentor.patch(patches, module)
     manager = TokenizerManager()
     vars(manager).update(of_manager)
     async for _ in manager.generate_request(obj):

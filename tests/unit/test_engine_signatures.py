@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from otel_rollout import payload, semconv
-from otel_rollout.instrumentors import sglang as sglang_instrumentor
-from otel_rollout.instrumentors import vllm as vllm_instrumentor
 from otel_rollout.instrumentors.patching import Patches
+from otel_rollout.instrumentors.sglang import calls as sglang_instrumentor
+from otel_rollout.instrumentors.vllm import calls as vllm_instrumentor
 from tests.unit.engine_signatures import FOUND
 from tests.unit.pipeline import Pipeline, attributes
 
@@ -78,7 +78,7 @@ async def test_vllm_is_called_as_the_user_called_it(
     patches = Patches()
     module = ModuleType("module")
     module.AsyncLLM = engine_class  # type: ignore[attr-defined]
-    vllm_instrumentor._patch_v1(patches, module)
+    vllm_instrumentor.patch_v1(patches, module)
     given = {key: object() for key in list(signature.parameters)[1:]}
     given["prompt"] = {"prompt_token_ids": [1, 2, 3]}
     given["sampling_params"] = SimpleNamespace(n=1, temperature=0.5, output_kind=None)
@@ -168,7 +168,7 @@ async def test_sglang_is_called_as_the_user_called_it(pipeline: Pipeline, form: 
     patches = Patches()
     module = ModuleType("module")
     module.TokenizerManager = TokenizerManager  # type: ignore[attr-defined]
-    sglang_instrumentor._patch(patches, module)
+    sglang_instrumentor.patch(patches, module)
     obj, request = GenerateReqInput(), SimpleNamespace(headers={})
     manager = TokenizerManager()
     items = {
@@ -199,7 +199,7 @@ async def test_sglangs_embeddings_are_left_alone(pipeline: Pipeline) -> None:
     patches = Patches()
     module = ModuleType("module")
     module.TokenizerManager = TokenizerManager  # type: ignore[attr-defined]
-    sglang_instrumentor._patch(patches, module)
+    sglang_instrumentor.patch(patches, module)
     assert len([i async for i in TokenizerManager().generate_request(EmbeddingReqInput())]) == 1
     patches.undo()
     assert pipeline.spans() == []

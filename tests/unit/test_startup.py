@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 
 from otel_rollout import IdGenerator, RolloutSpanProcessor, recording, semconv, trajectory
+from otel_rollout.instrumentors.hooking import HookingInstrumentor
 from otel_rollout.processor import sampling
 from otel_rollout.startup import adopt, is_ray_service
 from tests.unit.pipeline import attributes, generation
@@ -226,3 +228,21 @@ class TestRayServices:
     )
     def test_others(self, command: str) -> None:
         assert not is_ray_service(command.split())
+
+
+@pytest.mark.parametrize("library", ["ray", "sglang", "threads", "verl", "vllm"])
+def test_every_hook_that_an_instrumentor_names_is_there(library: str) -> None:
+    module = importlib.import_module(f"otel_rollout.instrumentors.{library}")
+    (kind,) = [
+        found
+        for found in vars(module).values()
+        if isinstance(found, type)
+        and issubclass(found, HookingInstrumentor)
+        and found is not HookingInstrumentor
+    ]
+    names = [name for hooks in (*kind.hooks.values(), *kind.actors.values()) for name in hooks]
+    assert names
+    for name in names:
+        path, _, function = name.partition(":")
+        found = importlib.import_module(f"otel_rollout.instrumentors.{path}")
+        assert callable(getattr(found, function)), name

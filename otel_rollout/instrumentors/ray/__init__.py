@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from otel_rollout.instrumentors.hooking import HookingInstrumentor
-from otel_rollout.instrumentors.ray import actors, context, workers
-from otel_rollout.instrumentors.ray.actors import patch_actor_class
-
-__all__ = ["RayInstrumentor", "patch_actor_class"]
 
 
 class RayInstrumentor(HookingInstrumentor):
     """Instruments Ray 2.43 and newer."""
 
     hooks = {
-        "ray": (workers.patch_init,),
-        "ray.actor": (context.patch_calls,),
-        "ray.remote_function": (context.patch_tasks,),
-        "ray.util.tracing.tracing_helper": (context.patch_receiver,),
-        "ray._private.function_manager": (actors.patch_loader,),
+        "ray": ("ray.workers:patch_init",),
+        "ray.actor": ("ray.context:patch_calls",),
+        "ray.remote_function": ("ray.context:patch_tasks",),
+        "ray.util.tracing.tracing_helper": ("ray.context:patch_receiver",),
+        "ray._private.function_manager": ("ray.actors:patch_loader",),
     }

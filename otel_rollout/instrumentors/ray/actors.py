@@ -11,18 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from otel_rollout.diagnostics import report_internal_error
+from otel_rollout.instrumentors.hooking import actor_classes
 from otel_rollout.instrumentors.patching import Patches
-
-ClassPatch = Callable[[type, Patches], None]
-_class_patches: dict[tuple[str, str], ClassPatch] = {}
-
-
-def patch_actor_class(module: str, name: str, patch: ClassPatch) -> None:
-    """Call ``patch(class, patches)`` whenever Ray loads an actor class that is or derives from it.
-
-    For instrumentors of libraries whose classes run as actors; called in the worker only.
-    """
-    _class_patches[module, name] = patch
 
 
 def patch_loader(patches: Patches, manager: ModuleType) -> None:
@@ -44,7 +34,6 @@ def patch_loader(patches: Patches, manager: ModuleType) -> None:
 
 def _patch_class(actor_class: Any, patches: Patches) -> None:
     for owner in reversed(getattr(actor_class, "__mro__", ())):
-        patch = _class_patches.get((owner.__module__, owner.__name__))
-        if patch is not None:
+        for patch in actor_classes.get((owner.__module__, owner.__name__), ()):
             # On the class that Ray will instantiate: its methods hide those of its bases.
             patch(actor_class, patches)

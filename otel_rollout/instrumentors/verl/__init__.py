@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from otel_rollout.instrumentors.hooking import HookingInstrumentor
-from otel_rollout.instrumentors.patching import Patches
-from otel_rollout.instrumentors.ray import patch_actor_class
-from otel_rollout.instrumentors.verl import (
-    agents,
-    decorated,
-    generation,
-    scoring,
-    servers,
-    tools,
-    trajectories,
-)
+
+_WORKER = ("verl.trajectories:patch_worker", "verl.scoring:patch_worker")
+_SERVER = ("verl.servers:patch_server",)
+_VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+_SGLANG = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 
 
 class VerlInstrumentor(HookingInstrumentor):
@@ -23,31 +15,25 @@ class VerlInstrumentor(HookingInstrumentor):
 
     hooks = {
         "verl.utils.rollout_trace": (
-            trajectories.patch_rollout_trace,
-            decorated.patch_rollout_trace,
+            "verl.trajectories:patch_rollout_trace",
+            "verl.decorated:patch_rollout_trace",
         ),
         "verl.experimental.agent_loop.agent_loop": (
-            agents.patch_agent_loop,
-            generation.patch_agent_loop,
+            "verl.agents:patch_agent_loop",
+            "verl.generation:patch_agent_loop",
         ),
-        "verl.experimental.agent_loop.tool_agent_loop": (tools.patch_tool_agent_loop,),
-        "verl.experimental.agent_loop.tool_parser": (agents.patch_tool_parser,),
-        "verl.tools.base_tool": (tools.patch_base_tool,),
-        "verl.tools.function_tool": (tools.patch_function_tool,),
-        "verl.workers.rollout.llm_server": (generation.patch_llm_server,),
+        "verl.experimental.agent_loop.tool_agent_loop": ("verl.tools:patch_tool_agent_loop",),
+        "verl.experimental.agent_loop.tool_parser": ("verl.agents:patch_tool_parser",),
+        "verl.tools.base_tool": ("verl.tools:patch_base_tool",),
+        "verl.tools.function_tool": ("verl.tools:patch_function_tool",),
+        "verl.workers.rollout.llm_server": ("verl.generation:patch_llm_server",),
     }
-
-    def _instrument(self, **kwargs: Any) -> None:
-        super()._instrument(**kwargs)
-        for module, name in (
-            ("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker"),
-            ("verl.trainer.ppo.v1.agent_loop_tq", "AgentLoopWorkerTQ"),
-        ):
-            patch_actor_class(module, name, _patch_agent_loop_worker)
-        for module, name in servers.SERVERS:
-            patch_actor_class(module, name, servers.patch_server)
-
-
-def _patch_agent_loop_worker(actor_class: type, patches: Patches) -> None:
-    trajectories.patch_worker(actor_class, patches)
-    scoring.patch_worker(actor_class, patches)
+    actors = {
+        ("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker"): _WORKER,
+        ("verl.trainer.ppo.v1.agent_loop_tq", "AgentLoopWorkerTQ"): _WORKER,
+        # The bases are verl's before 0.7.1.
+        (_VLLM, "vLLMHttpServer"): _SERVER,
+        (_VLLM, "vLLMHttpServerBase"): _SERVER,
+        (_SGLANG, "SGLangHttpServer"): _SERVER,
+        (_SGLANG, "SGLangHttpServerBase"): _SERVER,
+    }

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from otel_rollout.instrumentors.engine import serving_weights
 from otel_rollout.instrumentors.patching import Patches
-
-SERVERS: Final = (
-    ("verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServer"),
-    ("verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServerBase"),
-    ("verl.workers.rollout.sglang_rollout.async_sglang_server", "SGLangHttpServer"),
-    ("verl.workers.rollout.sglang_rollout.async_sglang_server", "SGLangHttpServerBase"),
-)
-"""Actor classes, by module and name; the bases are verl's before 0.7.1."""
 
 
 def patch_server(actor_class: type, patches: Patches) -> None:

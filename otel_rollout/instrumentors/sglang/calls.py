@@ -19,7 +19,6 @@ from otel_rollout import semconv, snapshot
 from otel_rollout.diagnostics import report_internal_error
 from otel_rollout.instrumentors import engine as engines
 from otel_rollout.instrumentors.engine import Answer, Call, Generation
-from otel_rollout.instrumentors.hooking import HookingInstrumentor
 from otel_rollout.instrumentors.patching import Patches
 from otel_rollout.payload import copy_ids
 
@@ -27,15 +26,10 @@ PROVIDER: Final = "sglang"
 _HEADER: Final = "external_trace_header"
 
 
-def _patch(patches: Patches, module: ModuleType) -> None:
+def patch(patches: Patches, module: ModuleType) -> None:
+    """Record ``generate_request`` of the tokenizer manager."""
     if patches.method(module.TokenizerManager, "generate_request", _generate_request):
         patches.method(module.TokenizerManager, "__init__", _created)
-
-
-class SglangInstrumentor(HookingInstrumentor):
-    """Instruments SGLang's engine and server, 0.4.6 and newer."""
-
-    hooks = {"sglang.srt.managers.tokenizer_manager": (_patch,)}
 
 
 def _created(method: Callable[..., Any]) -> Callable[..., Any]:

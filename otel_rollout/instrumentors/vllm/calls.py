@@ -19,18 +19,19 @@ from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
 from otel_rollout.instrumentors import engine as engines
 from otel_rollout.instrumentors.engine import Answer, Call, Generation
-from otel_rollout.instrumentors.hooking import HookingInstrumentor
 from otel_rollout.instrumentors.patching import Patches
 
 PROVIDER: Final = "vllm"
 _DELTA: Final = "DELTA"
 
 
-def _patch_v1(patches: Patches, module: ModuleType) -> None:
+def patch_v1(patches: Patches, module: ModuleType) -> None:
+    """Record ``generate`` of the engine."""
     _patch(patches, module.AsyncLLM)
 
 
-def _patch_v0(patches: Patches, module: ModuleType) -> None:
+def patch_v0(patches: Patches, module: ModuleType) -> None:
+    """Record ``generate`` of the engine before V1."""
     engine_class = getattr(module, "AsyncLLMEngine", None)
     if isinstance(engine_class, type):
         _patch(patches, engine_class)
@@ -39,16 +40,6 @@ def _patch_v0(patches: Patches, module: ModuleType) -> None:
 def _patch(patches: Patches, engine_class: type) -> None:
     if patches.method(engine_class, "generate", _generate):
         patches.method(engine_class, "__init__", _created)
-
-
-class VllmInstrumentor(HookingInstrumentor):
-    """Instruments vLLM's asynchronous engines, 0.8.5 and newer."""
-
-    hooks = {
-        "vllm.v1.engine.async_llm": (_patch_v1,),
-        # Its own class up to 0.11, an alias of AsyncLLM since.
-        "vllm.engine.async_llm_engine": (_patch_v0,),
-    }
 
 
 def _created(method: Callable[..., Any]) -> Callable[..., Any]:
