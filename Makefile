@@ -16,10 +16,11 @@ demo:  ## Run a real verl rollout on this CPU, traced into .demo/store
 	@dev/demo.sh
 
 test:  ## Run all tests but those of the engines
-	@$(ENVS) build dev verl weave-server
+	@$(ENVS) build dev verl weave-server alongside
 	@status=0; \
 	dev/run_tests.sh .venv tests/unit tests/e2e -- $(ARGS) || status=1; \
 	dev/run_tests.sh .venv-verl tests/verl tests/versions -- $(ARGS) || status=1; \
+	dev/run_tests.sh .venv-alongside tests/alongside -- $(ARGS) || status=1; \
 	exit $$status
 
 test-engines:  ## Run the tests against the real vLLM and the real SGLang (5 GB more)
@@ -59,6 +60,6 @@ bench:  ## Measure what tracing costs and what it withstands
 	@dev/bench.sh
 
 clean:  ## Remove what was made in this clone; the cached environments stay
-	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .nox .demo build dist
+	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .venv-alongside .nox .demo build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,8 +9,10 @@ the commands, so a second clone is ready in seconds:
     .venv-verl     on  verl         verl 0.9.1 with Ray and a CPU torch
     .venv-vllm     on  vllm         vLLM on a CPU, and verl beside it
     .venv-sglang   on  sglang       SGLang on a CPU
+    .venv-alongside on alongside    other distros, instrumentations and clients
     (no overlay)       weave-server W&B's own trace server, run by the tests as a process
     (no overlay)       matrix       nox, for the sessions of noxfile.py
+    (no overlay)       docs         mkdocs
 
 What is in them: `dev/requirements/NAME.txt`, full pins written from NAME.in by `lock NAME`. The
 cache is `$OTEL_ROLLOUT_CACHE`, by default `~/.cache/otel-rollout/envs`. Needs Python 3.10 or newer
@@ -95,6 +97,8 @@ ENVIRONMENTS = {
         ),
         Environment("weave-server", None, "about 1 min, 0.5 GB"),
         Environment("matrix", None, "some seconds"),
+        Environment("alongside", ".venv-alongside", "about 1 min, 0.3 GB"),
+        Environment("docs", None, "under 1 min, 0.1 GB"),
         Environment(
             "vllm",
             ".venv-vllm",
@@ -113,7 +117,7 @@ ENVIRONMENTS = {
         ),
     )
 }
-USUAL = ("dev", "verl", "weave-server")
+USUAL = ("dev", "verl", "weave-server", "alongside")
 
 
 def say(text: str) -> None:
