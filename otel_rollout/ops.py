@@ -141,10 +141,13 @@ class _Op:
 
 def _is_error(result: Any) -> bool:
     """Return whether a tool's result says that the call failed, as MCP's and Anthropic's do."""
-    for name in ("isError", "is_error"):
-        found = result.get(name) if isinstance(result, dict) else getattr(result, name, None)
-        if found is True:
-            return True
+    try:
+        for name in ("isError", "is_error"):
+            found = result.get(name) if isinstance(result, dict) else getattr(result, name, None)
+            if found is True:
+                return True
+    except Exception:  # an object that cannot be asked
+        return False
     return False
 
 

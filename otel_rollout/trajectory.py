@@ -7,6 +7,7 @@ whether it is traced.
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ from otel_rollout.summary import Summary
 
 _HANDLE = otel_context.create_key("otel-rollout-trajectory")
 _ids = IdGenerator()
+_MAX_PARTS = 1000
+"""Items of a mapping that is a reward."""
 
 
 class Trajectory:
@@ -102,9 +105,18 @@ def record_reward(value: Any, *, name: str = "reward", **detail: Any) -> None:
 
 
 def _split_reward(value: Any) -> tuple[float | None, dict[str, Any]]:
+    try:
+        return _split(value)
+    except Exception as error:
+        kind = type(value).__name__
+        return None, {"value": f"<{kind}: cannot be read ({type(error).__name__})>"}
+
+
+def _split(value: Any) -> tuple[float | None, dict[str, Any]]:
     detail: dict[str, Any] = {}
     if isinstance(value, Mapping):
-        detail = {str(key): item for key, item in value.items()}
+        items = itertools.islice(value.items(), _MAX_PARTS)
+        detail = {snapshot.text_of(key): item for key, item in items}
         value = detail.pop("score", detail.pop("reward", None))
     score = identities.plain(_as_float(value))
     if isinstance(score, (int, float)) and math.isfinite(score):

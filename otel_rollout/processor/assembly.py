@@ -26,7 +26,7 @@ from otel_rollout.processor.deltas import Delta, Key, Trajectories, Turns
 from otel_rollout.processor.redaction import Redaction
 from otel_rollout.processor.token2text import Decoder
 from otel_rollout.processor.tokens import NO_IDS, Decoding, Parts, parts_of
-from otel_rollout.snapshot import MAX_TEXT
+from otel_rollout.snapshot import MAX_DEPTH, MAX_TEXT, text_of
 
 FULL: Final = "full"
 TEXT: Final = "text"
@@ -110,7 +110,7 @@ class Assembled:
             attributes.update(self.tokens)
         span = self.span
         return ReadableSpan(
-            name=clean_text(span.name),
+            name=_text(span.name),
             context=span.context,
             parent=span.parent,
             resource=span.resource,
@@ -155,7 +155,7 @@ class Assembler:
     def assemble(self, item: Item) -> Assembled:
         """Return the span with its payload as attributes; a part that fails is said on the span."""
         span, payload = item.span, item.payload
-        base = _encodable(self._attributes(span, payload))
+        base = self._attributes(span, payload)
         if item.identity is not None:
             base.update(item.identity.attributes)  # the SDK's cap may have evicted them
         keys = item.identity.attributes.keys() if item.identity is not None else frozenset()
@@ -183,8 +183,12 @@ class Assembler:
         What somebody set on the span itself wins.
         """
         if payload is None or payload.attributes is None:
-            return dict(span.attributes or {})
-        return self.limits.applied({**payload.attributes, **(span.attributes or {})})
+            return _encodable(span.attributes or {})
+        given = {**payload.attributes, **(span.attributes or {})}
+        try:
+            return _encodable(self.limits.applied(given))
+        except Exception:  # a value that the SDK cannot look at
+            return self.limits.applied(_encodable(given))
 
     def _add(self, item: Item, payload: Payload, result: Assembled) -> None:
         omitted: list[str] = []
@@ -341,38 +345,52 @@ def _without_text(attributes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _encodable(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _encodable(attributes: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """Return attributes that every exporter can encode: one that cannot be costs a whole batch."""
-    return {
-        key if key.isascii() else clean_text(key): _encodable_value(value)
-        for key, value in attributes.items()
-    }
+    return {_text(key): _encodable_value(value, depth) for key, value in attributes.items()}
 
 
-def _encodable_value(value: Any) -> Any:
+def _text(value: Any) -> str:
+    return clean_text(str.__str__(value)) if isinstance(value, str) else text_of(value)
+
+
+def _encodable_value(value: Any, depth: int) -> Any:
+    if _is_encodable(value):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if depth > MAX_DEPTH and isinstance(value, (tuple, list, Mapping)):
+        return f"<{type(value).__name__}: nested too deeply>"
+    if isinstance(value, (tuple, list)):
+        return tuple(_encodable_value(item, depth + 1) for item in value)
+    if isinstance(value, Mapping):
+        return _encodable(value, depth + 1)
+    return plain(value)  # numbers of numpy, where they came with the payload
+
+
+def _is_encodable(value: Any) -> bool:
     kind = type(value)
     if kind is str:
-        return value if value.isascii() else clean_text(value)
+        return bool(value.isascii())
     if kind is int:
-        return value if value in _INT64 else plain(value)
-    if kind is tuple or kind is list:
-        return kind(_encodable_value(item) for item in value)
-    return value
+        return value in _INT64
+    return kind is bool or kind is float or kind is bytes or value is None
 
 
 def _encodable_event(event: Event) -> Event:
     attributes = event.attributes or {}
-    encodable = _encodable(attributes)
-    if event.name.isascii() and encodable == attributes:
+    if _is_encodable(event.name) and all(
+        _is_encodable(key) and _is_encodable(value) for key, value in attributes.items()
+    ):
         return event
-    return Event(clean_text(event.name), encodable, event.timestamp)
+    return Event(_text(event.name), _encodable(attributes), event.timestamp)
 
 
 def _encodable_status(status: Status) -> Status:
     said = status.description
-    if said is None or said.isascii():
+    if said is None or _is_encodable(said):
         return status
-    return Status(status.status_code, clean_text(said))
+    return Status(status.status_code, _text(said))
 
 
 def _json(value: Any) -> str:
