@@ -219,7 +219,7 @@ def _when_done(op: _Op, recording: Recording, value: Any) -> Any:
         twin.__name__, twin.__qualname__ = value.__name__, value.__qualname__
         weakref.finalize(twin, recording.end)  # dropped before it began
         return twin
-    if isinstance(value, concurrent.futures.Future) or asyncio.isfuture(value):
+    if _is_future(value):
         try:
             _end_with(value, op, recording)
         except Exception as error:
@@ -229,6 +229,13 @@ def _when_done(op: _Op, recording: Recording, value: Any) -> Any:
     op.result(recording, value)
     recording.end()
     return value
+
+
+def _is_future(value: Any) -> bool:
+    try:
+        return isinstance(value, concurrent.futures.Future) or asyncio.isfuture(value)
+    except Exception:  # an object that cannot be asked, such as a dead weak proxy
+        return False
 
 
 def _is_old_coroutine(value: Any) -> bool:
