@@ -6,7 +6,7 @@ ENVS := $(PYTHON) dev/envs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines faults matrix check bench clean
+.PHONY: help demo test test-engines faults matrix check bench docs clean
 
 help:  ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ matrix:  ## Run this package beside the versions that people have (20 minutes)
 bench:  ## Measure what tracing costs and what it withstands
 	@$(ENVS) build dev verl weave-server
 	@dev/bench.sh
+
+docs:  ## Build the documentation into build/site; a warning is an error
+	@$(ENVS) build dev
+	.venv/bin/python dev/reference.py --write
+	NO_MKDOCS_2_WARNING=1 $$($(ENVS) python docs) -m mkdocs build --strict --quiet
 
 clean:  ## Remove what was made in this clone; the cached environments stay
 	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .venv-alongside .nox .demo build dist
