@@ -6,7 +6,7 @@ ENVS := $(PYTHON) dev/envs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engines faults matrix check bench docs clean
+.PHONY: help demo test test-engines faults matrix check bench docs dist clean
 
 help:  ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ docs:  ## Build the documentation into build/site; a warning is an error
 	@$(ENVS) build dev
 	.venv/bin/python dev/reference.py --write
 	NO_MKDOCS_2_WARNING=1 $$($(ENVS) python docs) -m mkdocs build --strict --quiet
+
+dist:  ## Build wheel and sdist into dist/, and try each in a bare environment
+	@dev/release/dist.sh $$($(ENVS) python release)
 
 clean:  ## Remove what was made in this clone; the cached environments stay
 	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .venv-alongside .nox .demo build dist

@@ -13,6 +13,7 @@ the commands, so a second clone is ready in seconds:
     (no overlay)       weave-server W&B's own trace server, run by the tests as a process
     (no overlay)       matrix       nox, for the sessions of noxfile.py
     (no overlay)       docs         mkdocs
+    (no overlay)       release      build and mypy, for `make dist`
 
 What is in them: `dev/requirements/NAME.txt`, full pins written from NAME.in by `lock NAME`. The
 cache is `$OTEL_ROLLOUT_CACHE`, by default `~/.cache/otel-rollout/envs`. Needs Python 3.10 or newer
@@ -99,6 +100,7 @@ ENVIRONMENTS = {
         Environment("matrix", None, "some seconds"),
         Environment("alongside", ".venv-alongside", "about 1 min, 0.3 GB"),
         Environment("docs", None, "under 1 min, 0.1 GB"),
+        Environment("release", None, "some seconds"),
         Environment(
             "vllm",
             ".venv-vllm",
