@@ -15,6 +15,8 @@ from otel_rollout._version import __version__
 if TYPE_CHECKING:
     from otel_rollout.exporters.weave.exporter import WeaveSpanExporter
     from otel_rollout.ops import rollout_op
+    from otel_rollout.processor.following import FollowingSampler
+    from otel_rollout.processor.keeping import TrajectoryFacts
     from otel_rollout.processor.processor import RolloutSpanProcessor
     from otel_rollout.processor.token2text import register_tokenizer
     from otel_rollout.randomness import IdGenerator
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "FollowingSampler",
     "IdGenerator",
     "RolloutSpanProcessor",
     "Trajectory",
+    "TrajectoryFacts",
     "WeaveSpanExporter",
     "__version__",
     "current_trajectory",
@@ -41,9 +45,11 @@ __all__ = [
 ]
 
 _HOME = {
+    "FollowingSampler": "otel_rollout.processor.following",
     "IdGenerator": "otel_rollout.randomness",
     "RolloutSpanProcessor": "otel_rollout.processor.processor",
     "Trajectory": "otel_rollout.trajectory",
+    "TrajectoryFacts": "otel_rollout.processor.keeping",
     "WeaveSpanExporter": "otel_rollout.exporters.weave.exporter",
     "current_trajectory": "otel_rollout.trajectory",
     "in_context": "otel_rollout.threads",

@@ -43,6 +43,8 @@ class DeliveryState:
     waiting_bytes: int = 0
     oldest_waiting_s: float | None = None
     """Age in seconds of the oldest segment with something undelivered."""
+    held_bytes: int = 0
+    """Of trajectories that tail rules have yet to decide about."""
     damaged: int = 0
     dead_letters: int = 0
     dropped_trajectories: int = 0
@@ -69,6 +71,8 @@ class DeliveryState:
             f"waiting       {self.waiting_calls} calls, {self.waiting_feedback} feedbacks, "
             f"{_size(self.waiting_bytes)}{oldest}",
         ]
+        if self.held_bytes:
+            lines.append(f"held          {_size(self.held_bytes)} for tail rules to decide about")
         if self.counters:
             lines.append(f"processes     {in_words(Counter(self.counters))}")
         for what, count in (
@@ -97,6 +101,9 @@ def delivery_state(settings: Settings, directory: Path | None = None) -> Deliver
     for path in spool.segments(folder):
         with contextlib.suppress(OSError):
             _look_at(path, state)
+    for path in spool.pending(folder):
+        with contextlib.suppress(OSError):
+            state.held_bytes += path.stat().st_size
     state.dead_letters = dead_letters.count(folder)
     with contextlib.suppress(OSError):
         state.dropped_trajectories = (folder / spool.DROPPED_NAME).read_bytes().count(b"\n")

@@ -23,6 +23,7 @@ from opentelemetry.context import Context
 
 from otel_rollout import semconv
 from otel_rollout.diagnostics import say_once
+from otel_rollout.forking import in_child
 
 AttributeValue = bool | int | float | str
 
@@ -41,17 +42,22 @@ class Identity:
 
     ``attributes`` are span attributes with full names (``rollout.step`` …, and ``rollout.sampled``
     among them); the mapping is shared by all spans of the trajectory and must not be changed.
+    ``held``: not sampled, yet recorded in this process until its tail rules have decided; other
+    processes know nothing of it and follow ``sampled``.
     """
 
     attributes: Mapping[str, AttributeValue]
     sampled: bool = True
+    held: bool = False
 
     @staticmethod
-    def of(attributes: Mapping[str, AttributeValue], sampled: bool) -> Identity:
+    def of(
+        attributes: Mapping[str, AttributeValue], sampled: bool, *, held: bool = False
+    ) -> Identity:
         """Return the identity of these values (full names)."""
         # First, so that it is the last thing to be lost where a carrier cuts the baggage.
         given = {key: value for key, value in attributes.items() if key != semconv.SAMPLED}
-        return Identity({semconv.SAMPLED: sampled, **given}, sampled)
+        return Identity({semconv.SAMPLED: sampled, **given}, sampled, held)
 
     def get(self, name: str) -> AttributeValue | None:
         """Return one value by its full name, or ``None``."""
@@ -213,8 +219,14 @@ def into_context(identity: Identity, context: Context) -> Context:
             context = baggage.remove_baggage(key, context)
     for key, value in identity.attributes.items():
         context = baggage.set_baggage(key, encode(value), context)
+    if identity.held or context.get(_held_key) is not None:
+        held = identity if identity.held else None
+        context = otel_context.set_value(_held_key, held, context)
     return context
 
+
+_held_key = otel_context.create_key("otel-rollout-held")
+"""Where a context has the identity of a held trajectory; never carried to another process."""
 
 _cache: dict[tuple[tuple[str, str], ...], Identity] = {}
 _MEMO: Final = "_otel_rollout_identity"
@@ -233,7 +245,20 @@ def from_context(context: Context | None = None) -> Identity | None:
     known = memo.get(_MEMO, _UNKNOWN)
     if known is _UNKNOWN:
         known = memo[_MEMO] = _of_baggage(baggage.get_all(context))
+    if known is not None and not known.sampled:
+        held = context.get(_held_key)
+        if isinstance(held, Identity) and held.attributes == known.attributes:
+            return held
     return known  # type: ignore[no-any-return]
+
+
+def _begin_in_child() -> None:
+    """What is held in the parent is not held here: its root will end there."""
+    global _held_key
+    _held_key = otel_context.create_key("otel-rollout-held")
+
+
+in_child(_begin_in_child)
 
 
 def _of_baggage(entries: Mapping[str, object]) -> Identity | None:

@@ -230,7 +230,7 @@ def start(
     try:
         if identity is None:
             identity = identities.from_context(context)
-        if identity is not None and not identity.sampled:
+        if identity is not None and not (identity.sampled or identity.held):
             return Recording(_absent(context), context)
         all_attributes: dict[str, Any] = dict(identity.attributes) if identity is not None else {}
         all_attributes[semconv.OPERATION] = operation

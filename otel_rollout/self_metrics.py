@@ -123,6 +123,7 @@ _COUNTERS: Final = (
     ("otel.sdk.exporter.span.exported", EXPORTER, "shipped", True, "{span}"),
     ("otel_rollout.processor.span.seen", PROCESSOR, "seen", False, "{span}"),
     ("otel_rollout.processor.span.sampled_out", PROCESSOR, "sampled_out", False, "{span}"),
+    ("otel_rollout.processor.span.kept", PROCESSOR, "kept", False, "{span}"),
     ("otel_rollout.exporter.span.spooled", EXPORTER, "spooled", False, "{span}"),
     ("otel_rollout.exporter.spool.written", EXPORTER, "spooled_bytes", False, "By"),
     ("otel_rollout.exporter.shipped", EXPORTER, "shipped_bytes", False, "By"),
@@ -134,6 +135,8 @@ _UP_DOWN: Final = (
     ("otel.sdk.processor.span.queue.size", PROCESSOR, "queue_size", "{span}"),
     ("otel_rollout.processor.queue.bytes", PROCESSOR, "queue_bytes", "By"),
     ("otel_rollout.processor.queue.capacity", PROCESSOR, "queue_capacity", "By"),
+    ("otel_rollout.processor.held.trajectories", PROCESSOR, "held", "{trajectory}"),
+    ("otel_rollout.processor.held.bytes", PROCESSOR, "held_bytes", "By"),
     ("otel.sdk.exporter.span.inflight", EXPORTER, "inflight", "{span}"),
     ("otel_rollout.exporter.lag", EXPORTER, "lag_bytes", "By"),
 )

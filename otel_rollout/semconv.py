@@ -28,7 +28,8 @@ GROUP_ID: Final = "rollout.group_id"
 PROJECT: Final = "rollout.project"
 """str; every span: where the calls go, ``project`` or ``entity/project``."""
 SAMPLED: Final = "rollout.sampled"
-"""bool; every span: always true; in the baggage false where the trajectory is not traced."""
+"""bool; every span: what head sampling decided; false in the baggage of a trajectory that is not
+traced, and on spans of one that a tail rule kept."""
 
 # --- outcome of a trajectory ---------------------------------------------------------------------
 NUM_TURNS: Final = "rollout.num_turns"
@@ -56,6 +57,8 @@ WEIGHT_VERSION_MIN: Final = "rollout.weight_version.min"
 """int; root: oldest weights that made tokens of it."""
 WEIGHT_VERSION_MAX: Final = "rollout.weight_version.max"
 """int; root: newest weights that made tokens of it."""
+KEPT: Final = "rollout.kept"
+"""str; root: the tail rule that kept a trajectory which head sampling left out."""
 REWARD: Final = "rollout.reward"
 """float; root and scoring: the reward."""
 REWARD_DETAIL: Final = "rollout.reward_detail"

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from otel_rollout import environment_variables as env
 from otel_rollout.diagnostics import say_once
+from otel_rollout.processor import keeping
 
 IN_RAY_WORKER: Final = "OTEL_ROLLOUT_IN_RAY_WORKER"
 """Set in Ray workers by the start-up hook: what the driver has said already is not said again."""
@@ -57,6 +58,7 @@ class Settings:
     directory: Path = Path()
     max_samples_per_step: int | None = None
     sample_rate: float = 1.0
+    keep: str | None = None
     token2text: bool = True
     prompt_deltas: bool = True
     otlp_payload: str = "text"
@@ -151,6 +153,11 @@ def _endpoint(text: str) -> str:
     return text.rstrip("/")
 
 
+def _rules(text: str) -> str:
+    keeping.parse(text)
+    return text
+
+
 VARIABLES: Final[tuple[Variable, ...]] = (
     Variable(
         env.OTEL_EXPORTER_WEAVE_PROJECT,
@@ -191,6 +198,15 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "share of samples that are traced, the same ones in every process",
         "1",
         _share,
+    ),
+    Variable(
+        env.OTEL_ROLLOUT_KEEP,
+        "keep",
+        keeping.ALLOWED,
+        "tail rules: an unsampled trajectory that one of them names is kept all the same, whole; "
+        "`group` keeps the others of its group with it",
+        "nothing",
+        _rules,
     ),
     Variable(
         env.OTEL_ROLLOUT_TOKEN2TEXT,
@@ -286,13 +302,15 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             continue
         try:
             values[variable.field] = variable.parse(text)
-        except Exception:
+        except Exception as error:
+            reason = f" ({error})" if isinstance(error, keeping.RuleError) else ""
             level = logging.DEBUG if environ.get(IN_RAY_WORKER) else logging.WARNING
             say_once(
                 f"setting:{variable.name}",
-                "%s=%r is not usable: allowed is %s; going on with the default (%s)",
+                "%s=%r is not usable%s: allowed is %s; going on with the default (%s)",
                 variable.name,
                 text,
+                reason,
                 variable.allowed,
                 variable.default.replace("`", ""),
                 level=level,

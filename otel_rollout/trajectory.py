@@ -25,7 +25,7 @@ from otel_rollout import semconv, snapshot
 from otel_rollout import summary as summaries
 from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.identity import Identity
-from otel_rollout.processor import sampling
+from otel_rollout.processor import keeping, sampling
 from otel_rollout.randomness import IdGenerator
 from otel_rollout.recording import Recording
 from otel_rollout.summary import Summary
@@ -184,12 +184,19 @@ def open_trajectory(
     enclosing = identities.from_context(outer)
     if enclosing is not None:
         attributes = identities.inside(enclosing.attributes, attributes)
-        sampled = enclosing.sampled
+        sampled, held = enclosing.sampled, enclosing.held
     else:
         sampled = sampling.sampler().decide(attributes, discriminator)
-    identity = Identity.of(attributes, sampled)
+        held = not sampled and keeping.in_use()
+    identity = Identity.of(attributes, sampled, held=held)
     if enclosing is None:
         recording = _root(identity, outer, agent, provider)
+        if sampled and keeping.in_use():
+            if not recording.live:  # the user's own sampler left it out
+                identity = Identity.of(attributes, sampled=False, held=True)
+                recording = _root(identity, outer, agent, provider)
+            elif sampling.sampler().keeps_all:
+                _say_that_all_are_kept()
     else:
         recording = recordings.start(
             semconv.OP_ROLLOUT,
@@ -198,7 +205,7 @@ def open_trajectory(
             identity=identity,
             attributes=_extra(agent, provider),
         )
-    if sampled and not recording.live:
+    if (identity.sampled or identity.held) and not recording.live:
         # The user's own sampler, or no SDK at all: one decision for the whole trajectory.
         identity = Identity.of(attributes, sampled=False)
     handle = Trajectory(identity, recording)
@@ -206,6 +213,14 @@ def open_trajectory(
     context = trace.set_span_in_context(recording.span, context)
     context = summaries.into_context(handle.summary, context)
     return handle, otel_context.set_value(_HANDLE, handle, context)
+
+
+def _say_that_all_are_kept() -> None:
+    say_once(
+        "keep-all",
+        "tail rules (OTEL_ROLLOUT_KEEP) have no effect: every trajectory is traced anyway. They "
+        "keep what sampling leaves out: set OTEL_ROLLOUT_SAMPLE_RATE, 0 for the named ones only",
+    )
 
 
 def _extra(agent: str | None, provider: str | None) -> dict[str, Any]:
@@ -221,7 +236,11 @@ def _root(identity: Identity, outer: Context, agent: str | None, provider: str |
     """Start a root in a trace of its own, linked to the span that was current."""
     current = trace.get_current_span(outer).get_span_context()
     without_parent = trace.set_span_in_context(trace.INVALID_SPAN, outer)
-    if not identity.sampled:
+    if identity.held:
+        from otel_rollout.processor.following import follow  # loads the SDK
+
+        follow(recordings.tracer())
+    elif not identity.sampled:
         # Flags 0 tell every parent-based sampler, here and in other processes, to drop its spans.
         absent = recordings.unsampled_span(_ids.generate_trace_id(), _ids.generate_span_id())
         return Recording(absent, outer)

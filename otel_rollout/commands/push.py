@@ -18,6 +18,8 @@ _WORDS: Final = {
     "shipped": "calls sent",
     "shipped_feedback": "feedbacks sent",
     "offloaded": "calls with large fields as files",
+    "kept": "held calls kept by tail rules of processes that have died",
+    "dropped_held": "held calls dropped: their processes died before a rule could decide",
     "dropped_disk_limit": "calls of trajectories dropped at the disk limit",
     "damaged": "damaged stretches skipped",
 }
@@ -93,6 +95,8 @@ def _problems(result: Pushed) -> list[str]:
     lines = []
     if result.stopped_by:
         lines.append(f"stopped: {result.stopped_by}")
+    if result.unsettled:
+        lines.append(f"what dead processes held for tail rules is not settled: {result.unsettled}")
     if result.missing:
         lines.append(f"{result.missing} records were sent, but the server does not have them")
     if result.dead_letters:

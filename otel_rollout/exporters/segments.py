@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,14 +30,25 @@ class SegmentWriter:
     Args:
         directory: of the segments, created when it is needed.
         segment_bytes: size from which on a new segment is begun.
+        suffix: of the segments' names.
+        header: what stands in their headers besides.
     """
 
-    def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        segment_bytes: int = SEGMENT_BYTES,
+        *,
+        suffix: str = spool.SUFFIX,
+        header: Mapping[str, Any] | None = None,
+    ) -> None:
         self.directory = directory
         self.path: Path | None = None
         self.size = 0
         """Bytes of the present segment."""
         self._segment_bytes = segment_bytes
+        self._suffix = suffix
+        self._more_header = dict(header or {})
         self._descriptor = -1
         self._pid = 0
         self._count = 0
@@ -83,7 +95,7 @@ class SegmentWriter:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = f"{time.time_ns():019d}-{spool.host_name()}-{self._pid}-{self._count}"
         self._count += 1
-        path = self.directory / (name + spool.SUFFIX)
+        path = self.directory / (name + self._suffix)
         hidden = self.directory / f".{name}{_NEW_SUFFIX}"
         descriptor = os.open(
             hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
@@ -109,6 +121,7 @@ class SegmentWriter:
             "host": socket.gethostname(),
             "pid": self._pid,
             "started_ns": time.time_ns(),
+            **self._more_header,
         }
 
     def _write(self, record: bytes) -> None:

@@ -33,6 +33,8 @@ from otel_rollout.exporters.locks import Locked
 
 FORMAT: Final = 1
 SUFFIX: Final = ".spool"
+PENDING_SUFFIX: Final = ".pending"
+"""Of segments whose records wait for a verdict: nobody reads them but who settles them."""
 SENT_SUFFIX: Final = ".sent"
 DEAD_SUFFIX: Final = ".dead"
 KEEP_SUFFIX: Final = ".keep"
@@ -42,11 +44,15 @@ DROPPED_NAME: Final = "dropped-trajectories"
 CALL: Final = "call"
 FEEDBACK: Final = "feedback"
 HEADER: Final = "header"
+VERDICT: Final = "verdict"
+"""In a pending segment: what became of a trajectory, ``kept`` by a rule or not (``null``)."""
+MOVED: Final = "moved"
+"""In a pending segment: a kept trajectory's records are in the spool."""
 
 _RS: Final = b"\x1e"
 _CHECKSUM: Final = 8
 """Hexadecimal digits of it."""
-_NAME: Final = re.compile(r"(\d{19})-(.+)-(\d+)-(\d+)\.spool\Z")
+_NAME: Final = re.compile(r"(\d{19})-(.+)-(\d+)-(\d+)\.(?:spool|pending)\Z")
 _CHUNK: Final = 1 << 20
 
 
@@ -163,6 +169,11 @@ class SegmentReader:
         self.close()
 
 
+def decode_record(data: bytes) -> Record | None:
+    """Return the record that these bytes are, as :func:`encode_record` made them."""
+    return _parse(data[1:], 1) if data[:1] == _RS else None
+
+
 def _parse(piece: bytes, offset: int) -> Record | None:
     # Searched for by hand: a body has 100 KB and more, and a regular expression takes its time.
     head = piece.find(b"\t", _CHECKSUM + 1)
@@ -188,9 +199,18 @@ def read(path: Path, start: int = 0) -> Iterator[Record]:
 
 def segments(directory: Path) -> list[Path]:
     """Return the segments in ``directory``, oldest first."""
+    return _named(directory, SUFFIX)
+
+
+def pending(directory: Path) -> list[Path]:
+    """Return the segments of held trajectories in ``directory``, oldest first."""
+    return _named(directory, PENDING_SUFFIX)
+
+
+def _named(directory: Path, suffix: str) -> list[Path]:
     try:
         with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
+            names = [entry.name for entry in entries if entry.name.endswith(suffix)]
     except OSError:
         return []
     return [directory / name for name in sorted(names) if not name.startswith(".")]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import Status
+from opentelemetry.trace import SpanContext, Status
 
 from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
@@ -100,6 +100,8 @@ class Assembled:
     tokens: dict[str, Any] = field(default_factory=dict)
     events: Sequence[Event] = ()
     status: Status | None = None
+    context: SpanContext | None = None
+    """In place of the span's own."""
 
     def at(self, level: str) -> ReadableSpan:
         """Return a new span with what ``level`` allows."""
@@ -111,7 +113,7 @@ class Assembled:
         span = self.span
         return ReadableSpan(
             name=_text(span.name),
-            context=span.context,
+            context=self.context or span.context,
             parent=span.parent,
             resource=span.resource,
             attributes=attributes,

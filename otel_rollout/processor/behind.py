@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -19,6 +19,23 @@ from otel_rollout.processor.late_attributes import is_quiet
 from otel_rollout.randomness import give_exporters_their_own
 
 
+@runtime_checkable
+class Withholding(Protocol):
+    """An exporter that keeps spans safe which it may or may not have to export."""
+
+    def withhold(
+        self, span: ReadableSpan, *, is_root: bool, kept: str | None, keep_deaths: bool
+    ) -> None:
+        """Keep a span of a trajectory that may be dropped.
+
+        ``kept``: on a root, the rule that keeps it, where that is known. ``keep_deaths``: whether
+        to export the trajectory where this process dies before its root ends.
+        """
+
+    def settle(self, trace_id: int, kept: str | None) -> None:
+        """Export what was withheld of a trajectory, or drop it where no rule keeps it."""
+
+
 class Behind(Protocol):
     """One of the things that spans are handed to; ``level``: what of the payload it gets."""
 
@@ -28,6 +45,8 @@ class Behind(Protocol):
     """Whether it keeps spans back for a fuller batch, and needs a flush now and then."""
     is_quiet: bool
     """Whether it does nothing before a span has ended."""
+    withholding: Withholding | None
+    """Where it keeps held spans itself; otherwise they wait in memory."""
 
     def on_start(self, span: Span, parent_context: Context | None) -> None:
         """A span has started; on the caller's thread."""
@@ -52,6 +71,7 @@ class ProcessorBehind:
     """A span processor: sees the start of a span at once, and its end from the worker thread."""
 
     holds_back = True
+    withholding: Withholding | None = None
 
     def __init__(self, processor: SpanProcessor, level: str) -> None:
         self.name = type(processor).__name__
@@ -106,6 +126,9 @@ class ExporterBehind:
     def __init__(self, exporter: SpanExporter, level: str) -> None:
         self.name = type(exporter).__name__
         self.level = getattr(exporter, "rollout_payload", level)
+        self.withholding: Withholding | None = (
+            exporter if isinstance(exporter, Withholding) else None
+        )
         self._exporter = exporter
 
     def on_start(self, span: Span, parent_context: Context | None) -> None:

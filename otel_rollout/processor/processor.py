@@ -15,10 +15,14 @@ from otel_rollout import identity as identities
 from otel_rollout import payload as payloads
 from otel_rollout import self_metrics, semconv
 from otel_rollout.diagnostics import contained, report_internal_error, say_once
+from otel_rollout.forking import in_child_while_alive
 from otel_rollout.identity import Identity
 from otel_rollout.processor import late_attributes
-from otel_rollout.processor.assembly import Assembler, AttributeLimits, Item
+from otel_rollout.processor.assembly import Assembled, Assembler, AttributeLimits, Item
 from otel_rollout.processor.behind import Behind, behind, within
+from otel_rollout.processor.following import take_back_sampled
+from otel_rollout.processor.holding import Holding
+from otel_rollout.processor.keeping import Callback, rules_of
 from otel_rollout.processor.redaction import Redaction
 from otel_rollout.processor.redaction import parse as parse_redaction
 from otel_rollout.processor.token2text import Decoder, tokenizers
@@ -40,6 +44,9 @@ class RolloutSpanProcessor(SpanProcessor):
         things: span processors and span exporters; an exporter is called straight from the worker
             thread.
         configuration: settings to use instead of the environment's.
+        keep: tail rules in place of ``OTEL_ROLLOUT_KEEP``: the same text, or a function that is
+            given the :class:`TrajectoryFacts` of an unsampled trajectory and says whether it is
+            kept. It runs on the worker thread.
 
     ::
 
@@ -49,7 +56,10 @@ class RolloutSpanProcessor(SpanProcessor):
     """
 
     def __init__(
-        self, *things: SpanProcessor | SpanExporter, configuration: Settings | None = None
+        self,
+        *things: SpanProcessor | SpanExporter,
+        configuration: Settings | None = None,
+        keep: str | Callback | None = None,
     ) -> None:
         self._settings = configuration or settings()
         self.counters: Counter[str] = Counter()
@@ -79,6 +89,17 @@ class RolloutSpanProcessor(SpanProcessor):
         self._sampler: Any = None
         self._sampler_asks = True
         self._shut_down = False
+        rules = rules_of(self._settings.keep if keep is None else keep)
+        self._holding: Holding | None = None
+        if rules is not None:
+            self._holding = Holding(
+                rules,
+                self._behind,
+                self._hand_on,
+                self._settings.max_queue_bytes,
+                self.counters,
+            )
+            in_child_while_alive(self._let_go_in_child)
         self_metrics.observe(self_metrics.PROCESSOR, self, RolloutSpanProcessor._queue)
 
     def _queue(self) -> dict[str, float]:
@@ -86,6 +107,8 @@ class RolloutSpanProcessor(SpanProcessor):
             "queue_size": self._worker.waiting,
             "queue_bytes": self._worker.waiting_bytes,
             "queue_capacity": self._settings.max_queue_bytes,
+            "held": self._holding.trajectories if self._holding is not None else 0,
+            "held_bytes": self._holding.waiting_bytes if self._holding is not None else 0,
         }
 
     def _decoder(self, model: str | None) -> Decoder | None:
@@ -100,7 +123,9 @@ class RolloutSpanProcessor(SpanProcessor):
         if identity is not None:
             self._remember(span, identity)
             if not identity.sampled:
-                return
+                if not self._holds(identity):
+                    return
+                take_back_sampled(span)
             scope = span.instrumentation_scope
             if scope is None or scope.name != semconv.SCOPE:
                 span.set_attributes(identity.attributes)
@@ -120,6 +145,16 @@ class RolloutSpanProcessor(SpanProcessor):
             self._open.pop(next(iter(self._open)), None)
         self._open[span.get_span_context().span_id] = identity
 
+    def _holds(self, identity: Identity) -> bool:
+        """Return whether an unsampled trajectory's spans wait here for the tail rules."""
+        return identity.held and self._holding is not None
+
+    def _let_go_in_child(self) -> None:
+        """Leave what is held in the parent to it: its root will end there."""
+        for span_id, identity in list(self._open.items()):
+            if identity.held:
+                self._open[span_id] = Identity(identity.attributes, sampled=False)
+
     def _takes_late_attributes(self, span: Span) -> bool:
         """Return whether nobody but the worker thread looks at the span's attributes."""
         if not self._behind_is_quiet or not late_attributes.is_alone(span, self):
@@ -137,7 +172,7 @@ class RolloutSpanProcessor(SpanProcessor):
     @contained("RolloutSpanProcessor._on_ending", None)
     def _tell_of_ending(self, span: Span) -> None:
         identity = self._open.get(span.get_span_context().span_id)
-        if identity is not None and not identity.sampled:
+        if identity is not None and not (identity.sampled or self._holds(identity)):
             return
         for thing in self._behind:
             try:
@@ -156,7 +191,7 @@ class RolloutSpanProcessor(SpanProcessor):
             self._pass_outside(span)
             return
         self.counters["seen"] += 1
-        if identity is not None and not identity.sampled:
+        if identity is not None and not (identity.sampled or self._holds(identity)):
             self.counters["sampled_out"] += 1
             return
         item = Item(span, identity, payload)
@@ -176,19 +211,36 @@ class RolloutSpanProcessor(SpanProcessor):
     # --- on the worker thread --------------------------------------------------------------------
 
     def _handle(self, items: Sequence[Item]) -> None:
-        assembled = []
-        outside = []
+        assembled: list[Assembled] = []
+        held: list[tuple[Item, Assembled]] = []
+        outside: list[ReadableSpan] = []
         for item in items:
             if item.identity is None and item.payload is None:
                 outside.append(item.span)
                 continue
             try:
-                assembled.append(self._assembler.assemble(item))
+                one = self._assembler.assemble(item)
+                if item.identity is not None and item.identity.held:
+                    held.append((item, one))
+                else:
+                    assembled.append(one)
             except Exception as error:
                 self.counters["failed_in_worker"] += 1
                 report_internal_error("assemble", error)
+        self._hand_on(assembled, self._behind, outside)
+        self.counters["handed_on"] += len(assembled)
+        if held and self._holding is not None:
+            self._holding.take(held)
+
+    def _hand_on(
+        self,
+        assembled: Sequence[Assembled],
+        things: Sequence[Behind],
+        outside: Sequence[ReadableSpan] = (),
+    ) -> None:
+        """Give some of what is behind what it should see."""
         touched = False
-        for thing in self._behind:
+        for thing in things:
             spans = [one.at(thing.level) for one in assembled]
             if not thing.holds_back:
                 spans += outside
@@ -200,7 +252,6 @@ class RolloutSpanProcessor(SpanProcessor):
                 self.counters["failed_behind"] += len(spans)
                 report_internal_error(f"handing spans to {thing.name}", error)
             touched = touched or thing.holds_back
-        self.counters["handed_on"] += len(assembled)
         if touched:
             self._flusher.touch()
 
@@ -240,6 +291,8 @@ class RolloutSpanProcessor(SpanProcessor):
             return
         self._worker.stop(_DRAIN_S)
         self._shut_down = True
+        if self._holding is not None:
+            self._holding.close()
         self._flusher.stop()
         for thing in self._behind:
             try:

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import Sampler
 
 from otel_rollout import IdGenerator, RolloutSpanProcessor, payload, recording, semconv
+from otel_rollout.processor.keeping import Callback
 from otel_rollout.settings import Settings
 
 
@@ -33,11 +34,15 @@ class Pipeline:
         peers: Sequence[SpanProcessor] = (),
         sampler: Sampler | None = None,
         limits: SpanLimits | None = None,
+        keep_function: Callback | None = None,
         **settings: Any,
     ) -> None:
         self.exporter = Memory()
         self.processor = RolloutSpanProcessor(
-            self.exporter, *behind, configuration=dataclasses.replace(Settings(), **settings)
+            self.exporter,
+            *behind,
+            configuration=dataclasses.replace(Settings(), **settings),
+            keep=keep_function,
         )
         self.provider = TracerProvider(
             sampler=sampler,

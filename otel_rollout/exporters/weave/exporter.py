@@ -17,9 +17,10 @@ from otel_rollout import delivery_state, self_metrics, semconv
 from otel_rollout.diagnostics import logger, report_internal_error, say_once
 from otel_rollout.exporters import retention, spool, tokenizers
 from otel_rollout.exporters.segments import SegmentWriter
-from otel_rollout.exporters.weave import calls
+from otel_rollout.exporters.weave import calls, pending
 from otel_rollout.exporters.weave.client import destination
 from otel_rollout.exporters.weave.memory import Memory
+from otel_rollout.exporters.weave.pending import Pending
 from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
 from otel_rollout.exporters.weave.shipper import Shipper
 from otel_rollout.forking import in_child_while_alive
@@ -63,6 +64,7 @@ class WeaveSpanExporter(SpanExporter):
             self._settings.spool, retention.segment_bytes(self._settings.max_disk)
         )
         self._memory = Memory(self.counters)
+        self._pending: Pending | None = None
         self._models: set[str] = set()
         self._lock = threading.Lock()
         self._shipper: Shipper | None = None
@@ -87,7 +89,43 @@ class WeaveSpanExporter(SpanExporter):
                 self._ship()
         return result
 
+    def withhold(
+        self, span: ReadableSpan, *, is_root: bool, kept: str | None, keep_deaths: bool
+    ) -> None:
+        """Keep the call of a span on disk, apart from the spool, until :meth:`settle`."""
+        if not calls.belongs_to_trajectory(span):
+            return
+        with self._lock:
+            records = self._records(span)
+            if is_root:
+                verdict = {} if kept is None else {pending.KEPT: kept}
+                meta, body = records[0]
+                records[0] = ({**meta, pending.ROOT: True, **verdict}, body)
+            if self._pending is None:
+                self._pending = Pending(
+                    self._settings.spool,
+                    self._settings.max_disk,
+                    keep_deaths=keep_deaths,
+                    counters=self.counters,
+                )
+                self._started_shipper().start()
+            self._pending.add(records[0][0]["trace"], records)
+
+    def settle(self, trace_id: int, kept: str | None) -> None:
+        """Move what was withheld of a trajectory into the spool, or drop it."""
+        with self._lock:
+            if self._pending is None:
+                return
+            self._pending.settle(f"{trace_id:032x}", kept, self._write)
+            if kept is not None:
+                self._ship()
+
     def _spool(self, span: ReadableSpan) -> None:
+        for meta, body in self._records(span):
+            self._write(meta, body)
+
+    def _records(self, span: ReadableSpan) -> list[tuple[dict[str, Any], bytes]]:
+        """Return a span's call and feedback as they are spooled."""
         call = calls.call_of(span)
         self.counters["decode_errors"] += semconv.DECODE_ERROR in (span.attributes or {})
         meta = {
@@ -99,11 +137,12 @@ class WeaveSpanExporter(SpanExporter):
         run = current_wandb_run()
         if run is not None:
             meta["wandb"] = run
-        self._write(meta, orjson.dumps(call, option=orjson.OPT_NON_STR_KEYS))
+        records = [(meta, orjson.dumps(call, option=orjson.OPT_NON_STR_KEYS))]
         for feedback in calls.feedback_of(span):
             meta = {**meta, "kind": spool.FEEDBACK, "id": feedback["id"]}
-            self._write(meta, orjson.dumps(feedback))
+            records.append((meta, orjson.dumps(feedback)))
         self._keep_tokenizer(span.attributes or {})
+        return records
 
     def _keep_tokenizer(self, attributes: Mapping[str, Any]) -> None:
         """Leave the tokenizer of a model in the store, for the text of single tokens there."""
@@ -176,6 +215,8 @@ class WeaveSpanExporter(SpanExporter):
             with contextlib.suppress(OSError):
                 self._memory.write(self._writer)
             self._writer.close()
+            if self._pending is not None:
+                self._pending.close()
         if self._shipper is None and self._is_to_take_orphans():
             self._started_shipper().start()
         if self._shipper is not None:
@@ -185,6 +226,8 @@ class WeaveSpanExporter(SpanExporter):
 
     def _is_to_take_orphans(self) -> bool:
         """Return whether a process that has traced nothing itself (a Ray driver) has work left."""
+        if any(map(spool.is_of_this_host, spool.pending(self._settings.spool))):
+            return True
         segments = spool.segments(self._settings.spool)
         return any(map(spool.is_of_this_host, segments)) and (
             destination(self._settings) is not None

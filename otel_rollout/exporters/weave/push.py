@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from otel_rollout.exporters import spool
 from otel_rollout.exporters.claims import Claim, claim
 from otel_rollout.exporters.spool import DroppedTrajectories, Record
-from otel_rollout.exporters.weave import dead_letters
+from otel_rollout.exporters.weave import dead_letters, settling
 from otel_rollout.exporters.weave.client import Client, Destination, ServerError
 from otel_rollout.exporters.weave.projects import DEFAULT_PROJECT, Projects
 from otel_rollout.exporters.weave.segment_delivery import SegmentDelivery
@@ -45,13 +45,17 @@ class Pushed:
     busy: int = 0
     """Segments that live processes are delivering themselves."""
     dead_letters: int = 0
+    unsettled: str | None = None
+    """Why what dead processes had held for tail rules could not be settled."""
     stopped_by: str | None = None
     """Why the push ended early."""
 
     @property
     def complete(self) -> bool:
         """Whether everything is delivered."""
-        return not (self.missing or self.busy or self.dead_letters or self.stopped_by)
+        return not (
+            self.missing or self.busy or self.dead_letters or self.unsettled or self.stopped_by
+        )
 
 
 def spool_of(directory: Path) -> Path:
@@ -99,6 +103,7 @@ class Push:
     def run(self, *, forget: bool = False) -> Pushed:
         """Deliver, then ask the server for everything; with ``forget``, remove what it has."""
         try:
+            self._settle()
             for dead in dead_letters.files(self._directory):
                 self._resend(dead)
             for path in spool.segments(self._directory):
@@ -108,6 +113,13 @@ class Push:
         self.result.dead_letters = dead_letters.count(self._directory)
         self._client.close()
         return self.result
+
+    def _settle(self) -> None:
+        """Settle what dead processes had held, so that it is among what is delivered."""
+        try:
+            settling.settle(self._directory, self.result.counters, everywhere=True)
+        except OSError as error:
+            self.result.unsettled = str(error)
 
     def _push_segment(self, path: Path, forget: bool) -> None:
         self.result.segments += 1

@@ -23,6 +23,7 @@ from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.exporters import retention, spool
 from otel_rollout.exporters.claims import claim
 from otel_rollout.exporters.spool import DroppedTrajectories
+from otel_rollout.exporters.weave import settling
 from otel_rollout.exporters.weave.client import Client, Destination, ServerError
 from otel_rollout.exporters.weave.memory import Memory
 from otel_rollout.exporters.weave.projects import DEFAULT_PROJECT, Projects
@@ -78,6 +79,7 @@ class Shipper:
         self._dropped = DroppedTrajectories(self._directory)
         self._next_orphans = time.monotonic() + _FIRST_ORPHANS_S
         self._next_room = 0.0
+        self._next_settling = self._next_orphans
         self._noted: Counter[str] = Counter()
         # Jitter has a generator of its own: the training's is neither read nor moved.
         self._random = random.Random(os.urandom(16))
@@ -122,7 +124,7 @@ class Shipper:
         server that fails is not waited for.
         """
         with self._changed:
-            self._next_orphans = self._next_room = 0.0
+            self._next_orphans = self._next_room = self._next_settling = 0.0
             self._stop_by = time.monotonic() + timeout
             self._closed = True
             self._stopping = True
@@ -182,6 +184,7 @@ class Shipper:
                 break
             try:
                 self._keep_limit()
+                self._settle()
                 if sender is not None:
                     self._deliver_own(sender)
                     self._take_orphans(sender)
@@ -225,7 +228,7 @@ class Shipper:
         return self._where is not None and self._is_behind()
 
     def _until_next_look(self) -> float:
-        next_look = self._next_room
+        next_look = min(self._next_room, self._next_settling)
         if self._where is not None:
             next_look = min(next_look, self._next_orphans)
         return max(0.05, next_look - time.monotonic())
@@ -267,6 +270,17 @@ class Shipper:
             self._next_room = time.monotonic() + _ROOM_S
             retention.make_room(self._directory, self._settings.max_disk, self._counters)
             self._note_counters()
+
+    def _settle(self) -> None:
+        """Settle what dead processes on this host had held for their tail rules."""
+        if time.monotonic() < self._next_settling:
+            return
+        self._next_settling = time.monotonic() + ORPHANS_S * (0.75 + self._random.random() / 2)
+        try:
+            if settling.settle(self._directory, self._counters):
+                self._next_orphans = 0.0
+        except OSError as error:
+            report_internal_error("settling held trajectories", error)
 
     def _note_counters(self) -> None:
         found = self_metrics.counts()
