@@ -115,6 +115,13 @@ def ray(session: nox.Session, version: str) -> None:
     run_tests(session, "tests/e2e/test_ray.py", TEST_VERL_PYTHON=str(python))
 
 
+@nox.session
+def phoenix(session: nox.Session) -> None:
+    """Arize Phoenix: its real server receives rollouts over OTLP."""
+    stand_on(session, "phoenix")
+    run_tests(session, "tests/backends")
+
+
 @nox.session(python=PYTHONS)
 def python(session: nox.Session) -> None:
     """Python: everything of the development environment, the unit tests."""

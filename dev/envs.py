@@ -12,6 +12,7 @@ the commands, so a second clone is ready in seconds:
     .venv-alongside on alongside    other distros, instrumentations and clients
     (no overlay)       weave-server W&B's own trace server, run by the tests as a process
     (no overlay)       matrix       nox, for the sessions of noxfile.py
+    (no overlay)       phoenix      Arize Phoenix, a back end that takes OTLP
     (no overlay)       docs         mkdocs
     (no overlay)       release      build and mypy, for `make dist`
 
@@ -98,6 +99,7 @@ ENVIRONMENTS = {
         ),
         Environment("weave-server", None, "about 1 min, 0.5 GB"),
         Environment("matrix", None, "some seconds"),
+        Environment("phoenix", None, "about 1 min, 1 GB"),
         Environment("alongside", ".venv-alongside", "about 1 min, 0.3 GB"),
         Environment("docs", None, "under 1 min, 0.1 GB"),
         Environment("release", None, "some seconds"),

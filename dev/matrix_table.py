@@ -19,7 +19,7 @@ WHAT = {
     "wrapt": ("wrapt", "the unit tests"),
     "weave": ("weave", "its client reads from W&B's server code and from our own server"),
     "verl": ("verl", "its real classes, driven as it drives them; a tree of spans, pickling"),
-    "rollout": ("verl, rollout", "a real rollout under real Ray, traced into the local store"),
+    "phoenix": ("Arize Phoenix", "its real server receives rollouts over OTLP"),
     "ray": ("Ray", "a local and an existing cluster: actors and tasks of every kind"),
     "python": ("Python", "the unit tests"),
 }
@@ -50,13 +50,14 @@ def rows(report: Path, folder: Path) -> list[str]:
         kind, _, version = name.partition("(")
         if not version:
             kind, _, version = name.partition("-")
+        version = version.strip(")") or "newest"
         library, what = WHAT[kind]
         result = session["result"].lower()
         if result == "skipped":
             outcome = "not run: not on this machine"
         else:
             outcome = f"{'yes' if result == 'success' else 'NO'}: {counts(folder, name)}"
-        found.append(f"| {library} | {version.strip(')')} | {what} | {outcome} |")
+        found.append(f"| {library} | {version} | {what} | {outcome} |")
     return found
 
 

@@ -15,6 +15,7 @@ from otel_rollout import identity as identities
 from otel_rollout import payload as payloads
 from otel_rollout import self_metrics, semconv
 from otel_rollout.diagnostics import contained, report_internal_error, say_once
+from otel_rollout.fairness import give_way
 from otel_rollout.forking import in_child_while_alive
 from otel_rollout.identity import Identity
 from otel_rollout.processor import late_attributes
@@ -224,6 +225,7 @@ class RolloutSpanProcessor(SpanProcessor):
                     held.append((item, one))
                 else:
                     assembled.append(one)
+                give_way()
             except Exception as error:
                 self.counters["failed_in_worker"] += 1
                 report_internal_error("assemble", error)

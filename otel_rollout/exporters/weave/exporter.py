@@ -23,6 +23,7 @@ from otel_rollout.exporters.weave.memory import Memory
 from otel_rollout.exporters.weave.pending import Pending
 from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
 from otel_rollout.exporters.weave.shipper import Shipper
+from otel_rollout.fairness import give_way
 from otel_rollout.forking import in_child_while_alive
 from otel_rollout.processor import token2text
 from otel_rollout.settings import SPOOL_FOLDER as SPOOL_FOLDER
@@ -81,6 +82,7 @@ class WeaveSpanExporter(SpanExporter):
                 any_call = True
                 try:
                     self._spool(span)
+                    give_way()
                 except Exception as error:
                     self.counters["failed_conversion"] += 1
                     result = SpanExportResult.FAILURE
