@@ -21,6 +21,9 @@ from otel_rollout.recording import Recording
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_OF_A_CACHE: Final = ("cache_info", "cache_clear", "cache_parameters")
+"""What callers of a function with ``functools.lru_cache`` may use of it."""
+
 _OPERATIONS: Final[Mapping[str | None, tuple[str | None, str | None]]] = {
     # kind: operation, attribute that names the subject
     "agent": (semconv.OP_INVOKE_AGENT, semconv.AGENT_NAME),
@@ -80,9 +83,21 @@ def rollout_op(
         kind = None
     captured = Capture.of(capture)
 
-    def decorate(target: Callable[..., Any]) -> Any:
+    def decorate(target: Any) -> Any:
         if isinstance(target, (classmethod, staticmethod)):
             return type(target)(decorate(target.__func__))
+        if isinstance(target, property):
+            getter = decorate(target.fget) if target.fget is not None else None
+            return property(getter, target.fset, target.fdel, target.__doc__)
+        if isinstance(target, functools.cached_property):
+            return functools.cached_property(decorate(target.func))
+        if isinstance(target, functools.partialmethod):
+            return functools.partialmethod(decorate(target.func), *target.args, **target.keywords)
+        if not callable(target):
+            say_once(
+                "op-target", "rollout_op(%r): this cannot be called; it stays as it is", target
+            )
+            return target
         return _wrapped(_Op(target, name, kind, captured))
 
     return decorate if function is None else decorate(function)
@@ -171,6 +186,9 @@ def _wrapped(op: _Op) -> Callable[..., Any]:
         wrapper = _plain(op)
     if hasattr(function, "__name__"):
         functools.update_wrapper(wrapper, function)
+    for extra in _OF_A_CACHE:
+        if hasattr(function, extra):
+            setattr(wrapper, extra, getattr(function, extra))
     return wrapper
 
 

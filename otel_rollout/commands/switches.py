@@ -184,6 +184,14 @@ def _our_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fi
                 f"{name} is no setting of this version",
                 f"did you mean {close[0]}?" if close else "",
             )
+    if environ.get("RAY_ADDRESS") and environ.get("WANDB_API_KEY") and not settings.ray_secrets:
+        yield Finding(
+            NOTE,
+            "ray-secrets",
+            "workers of the Ray cluster are not given WANDB_API_KEY: without a key of their own, "
+            "their calls stay on their nodes",
+            "OTEL_ROLLOUT_RAY_SECRETS=true, or `otel-rollout push` there",
+        )
     if not settings.capture_content:
         yield Finding(
             NOTE,

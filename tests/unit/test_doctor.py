@@ -137,6 +137,13 @@ class TestVariables:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
         assert "twice" not in found(doctor("--offline")[1])
 
+    def test_workers_without_a_key(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        assert found(doctor("--offline")[1])["ray-secrets"] == "note"
+        monkeypatch.setenv("OTEL_ROLLOUT_RAY_SECRETS", "true")
+        assert "ray-secrets" not in found(doctor("--offline")[1])
+
     def test_secrets_are_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2")

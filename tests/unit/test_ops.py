@@ -275,6 +275,57 @@ class TestOtherCallables:
 
         assert isinstance(rollout_op(name="make")(Worker)(), Worker)
 
+    def test_properties_and_partial_methods(self, pipeline: Pipeline) -> None:
+        class Box:
+            def __init__(self) -> None:
+                self.value = 1
+
+            @rollout_op
+            @property
+            def plain(self) -> int:
+                "What is in it."
+                return self.value
+
+            @plain.setter
+            def plain(self, value: int) -> None:
+                self.value = value
+
+            @rollout_op
+            @functools.cached_property
+            def once(self) -> int:
+                return self.value
+
+            def add(self, a: int, b: int) -> int:
+                return self.value + a + b
+
+            add_two = rollout_op(name="add_two")(functools.partialmethod(add, 2))
+
+        box = Box()
+        assert Box.plain.__doc__ == "What is in it."
+        assert (box.plain, box.once, box.once, box.add_two(3)) == (1, 1, 1, 6)
+        box.plain = 5
+        assert (box.plain, box.once) == (5, 1)
+        names = [s.name.rpartition(".")[2] for s in pipeline.spans()]
+        assert names == ["plain", "once", "add_two", "plain"]
+        assert loaded(pipeline.named("add_two"), semconv.INPUT) == {"a": 2, "b": 3}
+
+    def test_a_cached_function_keeps_its_cache(self, pipeline: Pipeline) -> None:
+        @rollout_op(name="cached")
+        @functools.lru_cache
+        def cached(x: int) -> int:
+            return x
+
+        assert [cached(1), cached(1)] == [1, 1]
+        assert cached.cache_info().hits == 1
+        cached.cache_clear()
+        assert cached.cache_info().hits == 0
+        assert len(pipeline.spans()) == 2
+
+    def test_what_cannot_be_called_stays_what_it_is(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert rollout_op(7) == 7  # type: ignore[type-var]
+        (record,) = caplog.records
+        assert "cannot be called" in record.getMessage()
+
     def test_built_ins(self, pipeline: Pipeline) -> None:
         assert rollout_op(name="len")(len)([1, 2]) == 2
         assert loaded(pipeline.named("len"), semconv.OUTPUT) == 2
