@@ -1,6 +1,6 @@
 """An agent loop of one's own on any OpenAI-compatible server: a tiny policy and a calculator.
 
-    opentelemetry-instrument python loop.py --base-url http://127.0.0.1:8000/v1
+    OTEL_TRACES_EXPORTER=weave opentelemetry-instrument python loop.py --base-url http://127.0.0.1:8000/v1
 
 All that the loop has to do for tracing is to say where a rollout begins and ends
 (`trajectory`), which functions are the model and the tool (`rollout_op`) and what the reward was

@@ -1,6 +1,6 @@
 """An agent loop of one's own on vLLM, without verl: a tiny policy that may call a calculator.
 
-    opentelemetry-instrument python loop.py --steps 2 --prompts 4 --n 4
+    OTEL_TRACES_EXPORTER=weave opentelemetry-instrument python loop.py --steps 2 --prompts 4 --n 4
 
 All that the loop has to do for tracing is to say where a rollout begins and ends
 (`trajectory`), what the tool is (`rollout_op`) and what the reward was (`record_reward`). The

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import otel_rollout.local
+from tests.engines.examples import check, rollouts_of
 from tests.engines.vllm.conftest import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,40 +67,16 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 @pytest.fixture(scope="module")
 def rollouts(server: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     store = tmp_path_factory.mktemp("store")
-    command = [BIN / "opentelemetry-instrument", sys.executable]
-    command += [ROOT / "examples" / "openai_loop" / "loop.py", "--base-url", server]
-    command += ["--steps", "1", "--prompts", "3", "--n", "4"]
-    done = subprocess.run(
-        [str(part) for part in command],
-        env={
-            **os.environ,
-            "OTEL_TRACES_EXPORTER": "weave",
-            "OTEL_ROLLOUT_DIR": str(store),
-            "WANDB_API_KEY": "",
-            "NETRC": os.devnull,
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout.startswith("step 1: mean reward")
-    with otel_rollout.local.open(store) as opened:
-        return list(opened.trajectories())
+    options = ("--base-url", server, "--steps", "1", "--prompts", "3", "--n", "4")
+    return rollouts_of("openai_loop", store, {}, *options)
 
 
 def test_every_rollout_is_there(rollouts: list[dict[str, Any]]) -> None:
-    found = sorted((one["sample_index"], one["rollout_n"]) for one in rollouts)
-    assert found == [(index, number) for index in range(3) for number in range(4)]
-    assert all(one["reward"] is not None and one["finished"] for one in rollouts)
+    check(rollouts, 3, 4)
 
 
 def test_tokens_are_those_of_the_server(rollouts: list[dict[str, Any]]) -> None:
     for one in rollouts:
-        assert one["turns"] >= 1
-        assert one["prompt_ids"]
-        assert sum(one["response_mask"]) > 0
         made = [
             logprob
             for logprob, mask in zip(one["response_logprobs"], one["response_mask"], strict=True)

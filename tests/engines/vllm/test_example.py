@@ -1,0 +1,17 @@
+"""examples/vllm_loop on the real engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.examples import check, rollouts_of
+from tests.engines.vllm.conftest import ENVIRONMENT
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_every_rollout_is_there(tmp_path: Path) -> None:
+    options = ("--steps", "1", "--prompts", "2", "--n", "2")
+    check(rollouts_of("vllm_loop", tmp_path, ENVIRONMENT, *options), 2, 2)
