@@ -147,9 +147,16 @@ def _sampling(settings: Settings, environ: Mapping[str, str]) -> Iterator[Findin
             f"OTEL_TRACES_SAMPLER={sampler} {share} drops single rollouts, not whole groups",
             "OTEL_ROLLOUT_SAMPLE_RATE",
         )
-    tail_rules = bool(getattr(settings, "keep", None))
+    tail_rules = settings.keep is not None
     if settings.sample_rate == 0 and not tail_rules:
         yield Finding(ERROR, "rate", "OTEL_ROLLOUT_SAMPLE_RATE=0: no trajectory is traced")
+    if tail_rules and settings.sample_rate == 1 and settings.max_samples_per_step is None:
+        yield Finding(
+            NOTE,
+            "keep-alone",
+            "OTEL_ROLLOUT_KEEP does nothing where every trajectory is traced anyway",
+            "OTEL_ROLLOUT_SAMPLE_RATE or OTEL_ROLLOUT_MAX_SAMPLES_PER_STEP",
+        )
     if settings.max_samples_per_step == 0 and not tail_rules:
         yield Finding(ERROR, "rate", "OTEL_ROLLOUT_MAX_SAMPLES_PER_STEP=0: none is traced")
 

@@ -130,6 +130,15 @@ class TestVariables:
             monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", share)
             assert found(doctor()[1])["sampler"] == level
 
+    def test_tail_rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OTEL_ROLLOUT_KEEP", "error")
+        assert found(doctor()[1])["keep-alone"] == "note"
+        monkeypatch.setenv("OTEL_ROLLOUT_SAMPLE_RATE", "0")
+        status, report = doctor()
+        assert status == 0
+        assert "rate" not in found(report)
+        assert "keep-alone" not in found(report)
+
     def test_two_ways_to_weave(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "weave,otlp")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://trace.wandb.ai/otel")

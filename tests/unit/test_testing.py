@@ -135,6 +135,15 @@ class TestSettings:
             assert rollouts.trajectories == []
         assert [span.name for span in rollouts.spans] == ["outside"]
 
+    def test_tail_rules(self) -> None:
+        with captured(Settings(sample_rate=0.0, keep="error")) as rollouts:
+            asyncio.run(rollout(1))
+            asyncio.run(rollout(2, query=""))
+        one = rollouts.only()
+        assert one.identity["sample_index"] == 2
+        assert [turn.response_ids for turn in one.generations] == [[4, 5], [7]]
+        assert one.attributes["rollout.kept"] == "error"
+
     def test_one_within_another(self) -> None:
         with captured() as outer:
             with captured() as inner:
