@@ -451,6 +451,7 @@ def test_the_wandb_run_of_the_same_project(
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     one = process()
     (same,) = one.roll_out()
+    assert one.provider.force_flush(20_000)  # the run is looked at on the worker thread
     Run.project = "other"  # type: ignore[attr-defined]
     (other,) = one.roll_out()
     assert one.provider.force_flush(20_000)

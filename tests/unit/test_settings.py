@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout import diagnostics, environment_variables
+from otel_rollout.instrumentors.ray.workers import worker_environment
 from otel_rollout.settings import IN_RAY_WORKER, VARIABLES, Settings, Variable, load
 
 BY_FIELD = {variable.field: variable for variable in VARIABLES}
@@ -142,3 +143,11 @@ class TestDirectory:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         assert load({BY_FIELD["directory"].name: "here"}).directory == tmp_path / "here"
+
+
+def test_every_setting_reaches_rays_workers() -> None:
+    environ = {variable.name: "x" for variable in VARIABLES}
+
+    passed = worker_environment({**environ, "OTEL_EXPORTER_OTLP_HEADERS": "k"}, secrets=False)
+
+    assert passed.keys() == environ.keys()

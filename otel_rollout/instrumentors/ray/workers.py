@@ -19,13 +19,15 @@ from typing import Any, Final
 from otel_rollout import environment_variables
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.instrumentors.patching import Patches, is_ours
-from otel_rollout.settings import settings
+from otel_rollout.settings import VARIABLES, settings
 
 WORKER_HOOK: Final = "otel_rollout.startup.ray_worker"
 
 _ALSO_PASSED: Final = frozenset(
     {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "WF_TRACE_SERVER_URL"}
 )
+_OURS: Final = frozenset(variable.name for variable in VARIABLES)
+"""None of them is a secret, ``OTEL_ROLLOUT_TOKEN2TEXT`` included."""
 _SECRETS: Final = ("WANDB_API_KEY",)
 _SECRET_PARTS: Final = ("HEADERS", "KEY", "TOKEN", "PASSWORD", "SECRET", "CERTIFICATE")
 
@@ -35,7 +37,9 @@ def worker_environment(environ: Mapping[str, str], secrets: bool) -> dict[str, s
     passed = {}
     for name, value in environ.items():
         if name in _SECRETS or (
-            name.startswith("OTEL_") and any(part in name for part in _SECRET_PARTS)
+            name.startswith("OTEL_")
+            and name not in _OURS
+            and any(part in name for part in _SECRET_PARTS)
         ):
             if secrets:
                 passed[name] = value
