@@ -55,9 +55,9 @@ matrix:  ## Run this package beside the versions that people have (20 minutes)
 	"$$($(ENVS) python matrix)" dev/matrix_table.py build/matrix.json build/matrix; \
 	exit $$status
 
-bench:  ## Measure what tracing costs and what it withstands
-	@$(ENVS) build dev verl weave-server
-	@dev/bench.sh
+bench:  ## Measure what tracing costs, beside other ways to trace (15 minutes; BENCH_QUICK=1: 2)
+	@$(ENVS) build dev bench vllm
+	@dev/bench.sh $(ARGS)
 
 docs:  ## Build the documentation into build/site; a warning is an error
 	@$(ENVS) build dev
@@ -68,6 +68,6 @@ dist:  ## Build wheel and sdist into dist/, and try each in a bare environment
 	@dev/release/dist.sh $$($(ENVS) python release)
 
 clean:  ## Remove what was made in this clone; the cached environments stay
-	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .venv-alongside .nox .demo build dist
+	rm -rf .venv .venv-verl .venv-vllm .venv-sglang .venv-alongside .venv-bench .nox .demo build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Run the benchmarks that there are, each a program that prints its own results.
+# Run the benchmarks, then bring plots and documentation up to date with what was measured.
+#
+#   bench.sh [SECTION...]      BENCH_QUICK=1: briefly, to see that everything runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-found=0
-for program in benchmarks/bench_*.py; do
-    [ -e "$program" ] || continue
-    found=1
-    echo "== $program"
-    .venv-verl/bin/python -m "benchmarks.$(basename "$program" .py)"
-done
-[ $found = 1 ] || echo "benchmarks: none yet, skipped"
+python=.venv-bench/bin/python
+$python -m benchmarks.run "$@"
+if [ -z "${BENCH_QUICK:-}" ]; then
+    $python -m benchmarks.plots
+    $python -m benchmarks.report
+fi

@@ -10,6 +10,7 @@ the commands, so a second clone is ready in seconds:
     .venv-vllm     on  vllm         vLLM on a CPU, and verl beside it
     .venv-sglang   on  sglang       SGLang on a CPU
     .venv-alongside on alongside    other distros, instrumentations and clients
+    .venv-bench    on  bench, verl  for `make bench`: verl's, with MLflow's client and matplotlib
     (no overlay)       weave-server W&B's own trace server, run by the tests as a process
     (no overlay)       matrix       nox, for the sessions of noxfile.py
     (no overlay)       phoenix      Arize Phoenix, a back end that takes OTLP
@@ -63,6 +64,7 @@ class Environment:
     """One environment: packages from `dev/requirements/{name}.txt`, stubs from `dev/stubs/{name}`.
 
     `lock` installs `{name}.in`, leaves out `dropped`, and adds `without_dependencies` as they are.
+    One that is `beside` another holds only what that one lacks; the overlay sees both.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Environment:
     only_locked_python: bool = False
     without_dependencies: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    beside: str | None = None
 
     @property
     def pins(self) -> Path:
@@ -118,6 +121,9 @@ ENVIRONMENTS = {
             "about 4 min, 3 GB",
             only_locked_python=True,
             without_dependencies=("sglang==0.5.23",),
+        ),
+        Environment(
+            "bench", ".venv-bench", "about 1 min, 0.1 GB", only_locked_python=True, beside="verl"
         ),
     )
 }
@@ -346,9 +352,10 @@ def ensure_overlay(env: Environment) -> Path:
     """The clone's environment on top of the cached one, with this clone's package in it."""
     assert env.overlay is not None
     base = ensure_cached(env)
+    bases = [base, ensure_cached(ENVIRONMENTS[env.beside])] if env.beside else [base]
     folder = ROOT / env.overlay
     package = (ROOT / "pyproject.toml", ROOT / "otel_rollout" / "_version.py")
-    stand = digest(BUILD_FORMAT, str(base), str(folder))
+    stand = digest(BUILD_FORMAT, *map(str, bases), str(folder))
     stamp = digest(stand, EXTRAS, *(path.read_bytes() for path in package))
     if read_stamp(folder) == [stand, stamp]:
         return folder
@@ -363,8 +370,9 @@ def ensure_overlay(env: Environment) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             python = str(base / "bin" / "python")
             run([python, "-m", "venv", "--without-pip", str(folder)], log, env.overlay)
-            see_packages_of(base, folder)
-            take_commands_of(base, folder)
+            see_packages_of(bases, folder)
+            for one in bases:
+                take_commands_of(one, folder)
         # hatchling is among the cached packages: nothing is fetched unless pyproject.toml
         # names something new.
         pip_install(
@@ -389,9 +397,9 @@ def read_stamp(folder: Path) -> list[str]:
     return stamp if (folder / "bin" / "python").exists() else []
 
 
-def see_packages_of(base: Path, overlay: Path) -> None:
-    packages = str(site_packages(base))
-    line = f"import site; site.addsitedir({packages!r})\n"
+def see_packages_of(bases: Sequence[Path], overlay: Path) -> None:
+    calls = [f"site.addsitedir({str(site_packages(base))!r})" for base in bases]
+    line = f"import site; {'; '.join(calls)}\n"
     (site_packages(overlay) / "_cached_packages.pth").write_text(line)
 
 
@@ -425,6 +433,9 @@ def lock(env: Environment) -> None:
     python = find_python(env)
     if python.minor != LOCKED_FOR:
         raise SetupError(f"pins are made with Python {LOCKED_FOR}, and this is {python.minor}")
+    if env.beside is not None:
+        lock_beside(env, ensure_cached(ENVIRONMENTS[env.beside]))
+        return
     with tempfile.TemporaryDirectory(prefix=f"lock-{env.name}-") as place:
         folder, log = Path(place) / "env", Path(place) / "log"
         label = f"lock {env.name}"
@@ -438,7 +449,20 @@ def lock(env: Environment) -> None:
             env=clean_environ(),
         ).stdout.splitlines()
     pins = [pin for pin in frozen if pin.partition("==")[0].lower() not in env.dropped]
-    pins += env.without_dependencies
+    write_pins(env, [*pins, *env.without_dependencies])
+
+
+def lock_beside(env: Environment, other: Path) -> None:
+    """Pin what pip would add to the other environment; what that has is not to change."""
+    with tempfile.TemporaryDirectory(prefix=f"lock-{env.name}-") as place:
+        report, log = Path(place) / "report.json", Path(place) / "log"
+        dry_run = ("--dry-run", "--report", str(report), "-r", str(env.wishes))
+        pip_install(other / "bin" / "python", log, f"lock {env.name}", *dry_run)
+        added = [one["metadata"] for one in json.loads(report.read_text())["install"]]
+    write_pins(env, [f"{one['name']}=={one['version']}" for one in added])
+
+
+def write_pins(env: Environment, pins: Sequence[str]) -> None:
     lines = [f"# Written by dev/envs.py lock {env.name}, for Python {LOCKED_FOR}; do not edit."]
     for pin in sorted(pins, key=str.lower):
         lines += torch_pins(pin) if pin.startswith("torch==") else [pin]
