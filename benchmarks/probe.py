@@ -28,10 +28,10 @@ class Probe:
     Args:
         tracer: one of :data:`benchmarks.tracers.NAMES`.
         url: of the stub server that gets everything.
-        venv: name of the environment whose Python it runs.
+        venv: the environment whose Python it runs; by default the one that this runs in.
     """
 
-    def __init__(self, tracer: str, url: str, venv: str = ".venv-bench") -> None:
+    def __init__(self, tracer: str, url: str, venv: str = sys.prefix) -> None:
         self.tracer = tracer
         self._folder = tempfile.TemporaryDirectory(prefix="otel-rollout-bench-")
         clean = {

@@ -105,7 +105,7 @@ def generation(curves: Curves) -> list[Row]:
         tokens: int, many: int, cold: bool = False
     ) -> Callable[[str, Probe], dict[str, Any]]:
         def measure(name: str, probe: Probe) -> dict[str, Any]:
-            slow = name in BUILT_IN
+            slow = name in (*BUILT_IN, "ints")
             bursts = (1 if QUICK else 3) if slow else 4 if QUICK else many
             return probe.measure(
                 "caller_cpu",
@@ -231,7 +231,7 @@ def turns(curves: Curves) -> list[Row]:
 
 def crowd(curves: Curves) -> list[Row]:
     many = 64 if QUICK else 256
-    arguments = {"seconds": 2.0 if QUICK else 8.0, "new": 512, "work": 0.0018}
+    arguments = {"seconds": 2.0 if QUICK else 8.0, "new": 512, "work": 0.0014}
     running = probes("untraced", "ours", "weave")
     ours = {name: running[name] for name in ("untraced", "ours")}
     say(f"{many} trajectories at once")

@@ -20,6 +20,7 @@ _TURNS_KEPT: Final = 8
 _TURN_BYTES: Final = 256
 _WORTH_IT: Final = 16
 """A shorter common part than this many tokens is not worth a reference."""
+_HEAD: Final = 64
 
 Key = tuple[int, Hashable]
 """Trace id, and what tells apart the trajectories of one trace."""
@@ -126,7 +127,9 @@ class Trajectories:
 def common_prefix(a: array[int], b: array[int]) -> int:
     """Return how many elements ``a`` and ``b`` share at their start."""
     length = min(len(a), len(b))
-    if a[:length] == b[:length]:
+    if length > _HEAD and a[:_HEAD] != b[:_HEAD]:
+        length = _HEAD  # nothing in common, as a rule: not worth a look at the rest
+    elif a[:length] == b[:length]:
         return length
     low, high = 0, length  # a[:low] == b[:low], a[:high] != b[:high]
     while high - low > 1:

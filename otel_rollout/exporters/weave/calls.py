@@ -143,9 +143,10 @@ def _clean(value: Any, depth: int = 0) -> Any:
         return value if value in _INT64 else str(value)
     if depth > _MAX_DEPTH:
         return "… (nested too deeply)"
-    if isinstance(value, Mapping):
+    # The exact types first: to ask for an abstract one takes as long as all the rest.
+    if kind is dict or isinstance(value, Mapping):
         return {clean_text(str(key)): _clean(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if kind is list or isinstance(value, (list, tuple)):
         return [_clean(item, depth + 1) for item in value]
     return snapshot.settled(value)
 
