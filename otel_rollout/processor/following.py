@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry import trace
@@ -48,13 +48,26 @@ class FollowingSampler(Sampler):
             if identity.held:
                 return SamplingResult(Decision.RECORD_ONLY, attributes, state)
             return SamplingResult(Decision.DROP, trace_state=state)
-        return self.inner.should_sample(
+        result = self.inner.should_sample(
             parent_context, trace_id, name, kind, attributes, links, trace_state, **more
         )
+        return _with(attributes, result) if identity is not None and attributes else result
 
     def get_description(self) -> str:
         """Return the description of the sampler within."""
         return f"FollowingSampler({self.inner.get_description()})"
+
+
+def _with(attributes: Mapping[str, Any], result: SamplingResult) -> SamplingResult:
+    """Return the result with the span's own attributes.
+
+    The SDK takes only those that its sampler gives back, and some give back none, as the composite
+    ones do that vendors' distros set up.
+    """
+    given: Mapping[str, Any] = result.attributes or {}
+    if attributes.keys() <= given.keys():
+        return result
+    return SamplingResult(result.decision, {**attributes, **given}, result.trace_state)
 
 
 def follow(tracer: Any) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from importlib.metadata import distribution
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +44,14 @@ from otel_rollout import IdGenerator, RolloutSpanProcessor, WeaveSpanExporter
 provider = TracerProvider(id_generator=IdGenerator())
 """
 
-DISTROS = [None, "otel_rollout", "distro", "elastic_distro"]
+#: Upstream's and Elastic's are both called "distro": which is meant depends on their order.
+DISTROS = [None, "otel_rollout", "distro", "one that is not there"]
+
+
+MODULES = {
+    "opentelemetry-distro": "opentelemetry.distro",
+    "elastic-opentelemetry": "elasticotel.distro",
+}
 
 
 class TestByHand:
@@ -121,8 +131,26 @@ class TestZeroCode:
         assert len(ran.trajectories()) == 1
 
     @pytest.mark.parametrize("distro", DISTROS)
-    def test_other_distros(self, run: Run, distro: str | None) -> None:
-        ran = run(f"{ROLLOUT}rollout()", OTEL_PYTHON_DISTRO=distro)
+    @pytest.mark.parametrize("first", ["opentelemetry-distro", "elastic-opentelemetry"])
+    def test_other_distros(self, run: Run, tmp_path: Path, first: str, distro: str | None) -> None:
+        # Metadata that is found earlier, of the same files: so that distro is asked first.
+        metadata = Path(str(distribution(first).locate_file(""))).glob(
+            f"{first.replace('-', '_')}-*.dist-info"
+        )
+        for folder in metadata:
+            shutil.copytree(folder, tmp_path / "first" / folder.name)
+        code = (
+            "import sys\n"
+            "print(*(name for name in ('elasticotel.distro', 'opentelemetry.distro') "
+            "if name in sys.modules))\n"
+        )
+        ran = run(
+            f"{code}{ROLLOUT}rollout()",
+            PYTHONPATH=str(tmp_path / "first"),
+            OTEL_PYTHON_DISTRO=distro,
+        )
+        if distro in (None, "otel_rollout", "distro"):
+            assert MODULES[first] in ran.out
         (one,) = ran.trajectories()
         assert one["response_ids"] == [4, 5]
 

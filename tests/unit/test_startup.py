@@ -16,7 +16,13 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_ON,
+    Decision,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+)
 
 from otel_rollout import IdGenerator, RolloutSpanProcessor, recording, semconv, trajectory
 from otel_rollout.instrumentors.hooking import HookingInstrumentor
@@ -150,6 +156,32 @@ class TestAdopt:
         with trajectory(step=1), tracer.start_as_current_span("http") as span:
             assert span.is_recording()
         assert tracer.start_span("outside").is_recording()
+        provider.shutdown()
+
+    def test_a_sampler_that_gives_no_attributes_back_takes_none_away(self) -> None:
+        class Forgetful(Sampler):
+            def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
+                return SamplingResult(Decision.RECORD_AND_SAMPLE, {"sampler.note": 1})
+
+            def get_description(self) -> str:
+                return "Forgetful"
+
+        provider, memory = (
+            TracerProvider(sampler=Forgetful(), shutdown_on_exit=False),
+            InMemorySpanExporter(),
+        )
+        provider.add_span_processor(SimpleSpanProcessor(memory))
+        adopt(provider)
+        recording.use_tracer_provider(provider)
+        tracer = provider.get_tracer("x")
+        with trajectory(step=1), tracer.start_as_current_span("http", attributes={"path": "/"}):
+            generation([1], [2])
+        assert provider.force_flush()
+        spans = {span.name: attributes(span) for span in memory.get_finished_spans()}
+        assert spans["text_completion m"][semconv.OPERATION] == semconv.OP_TEXT_COMPLETION
+        assert spans["rollout"][semconv.STEP] == 1
+        assert spans["http"]["path"] == "/"
+        assert all(span["sampler.note"] == 1 for span in spans.values())
         provider.shutdown()
 
     def test_the_process_is_on_the_resource(self) -> None:
