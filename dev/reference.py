@@ -79,6 +79,7 @@ FILES = """## Files
 | `spool/TIME-HOST-PID-NUMBER{suffix}` | a segment: the calls and feedback of one process, append-only |
 | `…{suffix}{sent}` | the offset up to which it is delivered |
 | `…{suffix}{dead}` | calls that the server refused for good, and why |
+| `spool/TIME-HOST-PID-NUMBER{pending}` | the same of trajectories that [tail rules](sampling.md) have yet to decide about: nobody sends or shows it |
 | `…{suffix}{keep}` | there where the segment holds records of a later version: it is not removed |
 | `spool/{dropped}` | ids of the trajectories that were dropped to keep within the disk limit, one a line |
 | `processes/HOST-PID.json` | counters of a process |
@@ -164,6 +165,7 @@ def page() -> str:
             sent=spool.SENT_SUFFIX,
             dead=spool.DEAD_SUFFIX,
             keep=spool.KEEP_SUFFIX,
+            pending=spool.PENDING_SUFFIX,
             dropped=spool.DROPPED_NAME,
             format=spool.FORMAT,
             header=spool.HEADER,

@@ -17,11 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_rollout.delivery_state import delivery_state
 from otel_rollout.exporters import retention, spool
 from otel_rollout.exporters.segments import SegmentWriter
 from otel_rollout.exporters.weave import pending as pending_module
 from otel_rollout.exporters.weave.pending import KEPT, ROOT, Pending
 from otel_rollout.exporters.weave.settling import settle
+from otel_rollout.settings import Settings
 
 GiB = 1 << 30
 
@@ -234,6 +236,17 @@ def test_a_full_disk_keeps_them_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
     one.settle("b", "r")
 
     assert spooled(tmp_path).keys() == {"a.0", "a.1", "b.0"}
+
+
+def test_doctor_tells_of_them(tmp_path: Path) -> None:
+    one = Process(tmp_path / "spool")
+    one.pending.add("a", [call("a", 0)])
+
+    state = delivery_state(Settings(directory=tmp_path))
+
+    assert state.held_bytes == retention.used(tmp_path / "spool") > 0
+    assert state.segments == 0
+    assert any(line.startswith("held ") for line in state.lines())
 
 
 def test_pending_segments_are_no_segments(tmp_path: Path) -> None:
