@@ -49,6 +49,9 @@ VERDICT: Final = "verdict"
 MOVED: Final = "moved"
 """In a pending segment: a kept trajectory's records are in the spool."""
 
+MAX_BATCH_BYTES: Final = 4 << 20
+MAX_BATCH_RECORDS: Final = 200
+"""Bounds of what is read, sent and then noted as delivered together."""
 _RS: Final = b"\x1e"
 _CHECKSUM: Final = 8
 """Hexadecimal digits of it."""

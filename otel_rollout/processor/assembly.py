@@ -13,80 +13,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
-from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanContext, Status
 
 from otel_rollout import semconv
 from otel_rollout.diagnostics import report_internal_error
-from otel_rollout.identity import Identity, clean_text, plain
+from otel_rollout.identity import clean_text, plain
 from otel_rollout.media import described, is_in, without
 from otel_rollout.payload import Payload
 from otel_rollout.processor.deltas import Delta, Key, Trajectories, Turns
+from otel_rollout.processor.items import FULL, NONE, AttributeLimits, Item
 from otel_rollout.processor.redaction import Redaction
 from otel_rollout.processor.token2text import Decoder
 from otel_rollout.processor.tokens import NO_IDS, Decoding, Parts, parts_of
 from otel_rollout.snapshot import MAX_DEPTH, MAX_TEXT, text_of
 
-FULL: Final = "full"
-TEXT: Final = "text"
-NONE: Final = "none"
-LEVELS: Final = (FULL, TEXT, NONE)
-
-_FIXED_SIZE: Final = 2048
 _MAX_MESSAGE: Final = 4096
 _MAX_STACK: Final = 1 << 16
 _SEAM: Final = 64
 _INT64: Final = range(-(2**63), 2**63)
-
-
-@dataclass(slots=True)
-class Item:
-    """An ended span on its way through the worker."""
-
-    span: ReadableSpan
-    identity: Identity | None
-    payload: Payload | None
-
-    def size(self) -> int:
-        """Return an estimate of the bytes that the item holds."""
-        if self.payload is not None:
-            return _FIXED_SIZE + self.payload.size()
-        texts = (v for v in (self.span.attributes or {}).values() if isinstance(v, str))
-        return _FIXED_SIZE + sum(map(len, texts))
-
-    def compact(self) -> int:
-        """Pack the token data, which is to wait; returns the bytes that the item holds then."""
-        if self.payload is not None:
-            self.payload.pack()
-        return self.size()
-
-
-@dataclass(frozen=True, slots=True)
-class AttributeLimits:
-    """How many attributes a span may have and how long a text may be; ``None``: any."""
-
-    count: int | None = None
-    length: int | None = None
-
-    @staticmethod
-    def of(limits: Any) -> AttributeLimits:
-        """Return those of the SDK's ``SpanLimits``."""
-
-        def first(*names: str) -> int | None:
-            found = (getattr(limits, name, None) for name in names)
-            return next((value for value in found if isinstance(value, int)), None)
-
-        return AttributeLimits(
-            first("max_span_attributes", "max_attributes"),
-            first("max_span_attribute_length", "max_attribute_length"),
-        )
-
-    def applied(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return attributes as the SDK would take them: only of types that it knows, and cut."""
-        return dict(
-            BoundedAttributes(self.count, attributes, immutable=False, max_value_len=self.length)
-        )
 
 
 @dataclass(slots=True)

@@ -23,8 +23,9 @@ from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.exporters.bounded import attributes_size
 from otel_rollout.forking import in_child_while_alive
 from otel_rollout.processor import keeping, sampling
-from otel_rollout.processor.assembly import FULL, NONE, Assembled, Item
+from otel_rollout.processor.assembly import Assembled
 from otel_rollout.processor.behind import Behind
+from otel_rollout.processor.items import FULL, NONE, Item
 from otel_rollout.processor.keeping import Rules, TrajectoryFacts
 
 OPEN_S: Final = 3600.0

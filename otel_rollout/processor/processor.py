@@ -1,11 +1,16 @@
-"""The span processor that stands in front of every exporter."""
+"""The span processor that stands in front of every exporter.
+
+It is made at the start of every process; what only a process with rollouts needs (text, rules,
+redaction) is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -19,16 +24,18 @@ from otel_rollout.fairness import give_way
 from otel_rollout.forking import in_child_while_alive
 from otel_rollout.identity import Identity
 from otel_rollout.processor import late_attributes
-from otel_rollout.processor.assembly import Assembled, Assembler, AttributeLimits, Item
 from otel_rollout.processor.behind import Behind, behind, within
 from otel_rollout.processor.following import take_back_sampled
-from otel_rollout.processor.holding import Holding
-from otel_rollout.processor.keeping import Callback, rules_of
-from otel_rollout.processor.redaction import Redaction
-from otel_rollout.processor.redaction import parse as parse_redaction
-from otel_rollout.processor.token2text import Decoder, tokenizers
+from otel_rollout.processor.items import AttributeLimits, Item
 from otel_rollout.processor.worker import QuietFlusher, Worker
 from otel_rollout.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from otel_rollout.processor.assembly import Assembled, Assembler
+    from otel_rollout.processor.holding import Holding
+    from otel_rollout.processor.keeping import Callback
+    from otel_rollout.processor.redaction import Redaction
+    from otel_rollout.processor.token2text import Decoder
 
 _OPEN_SPANS: Final = 200_000
 _DRAIN_S: Final = 5.0
@@ -69,13 +76,10 @@ class RolloutSpanProcessor(SpanProcessor):
             behind(thing, self._settings.otlp_payload, self._settings.max_batch_bytes)
             for thing in things
         ]
-        redaction = _redaction(self._settings.redact)
-        self._assembler = Assembler(
-            self._decoder,
-            deltas=self._settings.prompt_deltas,
-            content=self._settings.capture_content and redaction is not _CLOSED,
-            redaction=redaction,
-        )
+        self._redaction, self._content = None, self._settings.capture_content
+        if self._settings.redact is not None:
+            self._redaction = _redaction(self._settings.redact)
+            self._content = self._content and self._redaction is not None
         self._open: dict[int, Identity] = {}
         self._worker: Worker[Item] = Worker(
             "otel-rollout",
@@ -90,18 +94,35 @@ class RolloutSpanProcessor(SpanProcessor):
         self._sampler: Any = None
         self._sampler_asks = True
         self._shut_down = False
-        rules = rules_of(self._settings.keep if keep is None else keep)
-        self._holding: Holding | None = None
-        if rules is not None:
-            self._holding = Holding(
-                rules,
-                self._behind,
-                self._hand_on,
-                self._settings.max_queue_bytes,
-                self.counters,
-            )
-            in_child_while_alive(self._let_go_in_child)
+        self._holding = self._begin_holding(self._settings.keep if keep is None else keep)
         self_metrics.observe(self_metrics.PROCESSOR, self, RolloutSpanProcessor._queue)
+
+    def _begin_holding(self, keep: str | Callback | None) -> Holding | None:
+        if keep is None:
+            return None
+        from otel_rollout.processor.holding import Holding
+        from otel_rollout.processor.keeping import rules_of
+
+        rules = rules_of(keep)
+        if rules is None:
+            return None
+        in_child_while_alive(self._let_go_in_child)
+        return Holding(
+            rules, self._behind, self._hand_on, self._settings.max_queue_bytes, self.counters
+        )
+
+    @functools.cached_property
+    def _assembler(self) -> Assembler:
+        """Made on the worker thread, when the first span has ended."""
+        from otel_rollout.processor.assembly import Assembler
+
+        return Assembler(
+            self._decoder,
+            deltas=self._settings.prompt_deltas,
+            content=self._content,
+            redaction=self._redaction,
+            limits=AttributeLimits.of(self._limits),
+        )
 
     def _queue(self) -> dict[str, float]:
         return {
@@ -113,6 +134,8 @@ class RolloutSpanProcessor(SpanProcessor):
         }
 
     def _decoder(self, model: str | None) -> Decoder | None:
+        from otel_rollout.processor.token2text import tokenizers
+
         return tokenizers.decoder(model) if self._settings.token2text else None
 
     # --- on the caller's thread ------------------------------------------------------------------
@@ -141,7 +164,6 @@ class RolloutSpanProcessor(SpanProcessor):
     def _remember(self, span: Span, identity: Identity) -> None:
         if self._limits is None:
             self._limits = getattr(span, "_limits", None)
-            self._assembler.limits = AttributeLimits.of(self._limits)
         while len(self._open) >= _OPEN_SPANS:  # never ended, long ago
             self._open.pop(next(iter(self._open)), None)
         self._open[span.get_span_context().span_id] = identity
@@ -303,15 +325,12 @@ class RolloutSpanProcessor(SpanProcessor):
                 report_internal_error("shutdown", error)
 
 
-_CLOSED: Final = Redaction(lambda text: "")
+def _redaction(setting: str) -> Redaction | None:
+    """Return what the setting asks for; ``None``, and so no content, for what cannot be used."""
+    from otel_rollout.processor.redaction import parse
 
-
-def _redaction(setting: str | None) -> Redaction | None:
-    """Return what the setting asks for; one that cannot be used lets no content out."""
-    if setting is None:
-        return None
     try:
-        return parse_redaction(setting)
+        return parse(setting)
     except Exception as error:
         say_once(
             "redact",
@@ -321,4 +340,4 @@ def _redaction(setting: str | None) -> Redaction | None:
             type(error).__name__,
             error,
         )
-        return _CLOSED
+        return None

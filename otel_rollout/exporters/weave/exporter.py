@@ -1,4 +1,8 @@
-"""The ``weave`` span exporter: each span becomes a call in the spool, to be sent from there."""
+"""The ``weave`` span exporter: each span becomes a call in the spool, to be sent from there.
+
+It is made at the start of every process; what only a process with rollouts needs (the conversion,
+the client, the shipper) is imported when there is something to export.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,25 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from otel_rollout import delivery_state, self_metrics, semconv
+from otel_rollout import self_metrics, semconv
 from otel_rollout.diagnostics import logger, report_internal_error, say_once
-from otel_rollout.exporters import retention, spool, tokenizers
+from otel_rollout.exporters import retention, spool
 from otel_rollout.exporters.segments import SegmentWriter
-from otel_rollout.exporters.weave import calls, pending
-from otel_rollout.exporters.weave.client import destination
 from otel_rollout.exporters.weave.memory import Memory
-from otel_rollout.exporters.weave.pending import Pending
-from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
-from otel_rollout.exporters.weave.shipper import Shipper
 from otel_rollout.fairness import give_way
 from otel_rollout.forking import in_child_while_alive
-from otel_rollout.processor import token2text
 from otel_rollout.settings import SPOOL_FOLDER as SPOOL_FOLDER
 from otel_rollout.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from otel_rollout.exporters.weave.pending import Pending
+    from otel_rollout.exporters.weave.shipper import Shipper
 
 LAST_DELIVERY_S: Final = 1.75
 """Of the 2 s that an exit may take; the rest is for what goes on around it."""
@@ -73,6 +75,8 @@ class WeaveSpanExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Spool the calls of the spans that belong to a trajectory; other spans are left alone."""
+        from otel_rollout.exporters.weave import calls
+
         result = SpanExportResult.SUCCESS
         with self._lock:
             any_call = False
@@ -95,6 +99,8 @@ class WeaveSpanExporter(SpanExporter):
         self, span: ReadableSpan, *, is_root: bool, kept: str | None, keep_deaths: bool
     ) -> None:
         """Keep the call of a span on disk, apart from the spool, until :meth:`settle`."""
+        from otel_rollout.exporters.weave import calls, pending
+
         if not calls.belongs_to_trajectory(span):
             return
         with self._lock:
@@ -104,7 +110,7 @@ class WeaveSpanExporter(SpanExporter):
                 meta, body = records[0]
                 records[0] = ({**meta, pending.ROOT: True, **verdict}, body)
             if self._pending is None:
-                self._pending = Pending(
+                self._pending = pending.Pending(
                     self._settings.spool,
                     self._settings.max_disk,
                     keep_deaths=keep_deaths,
@@ -128,6 +134,9 @@ class WeaveSpanExporter(SpanExporter):
 
     def _records(self, span: ReadableSpan) -> list[tuple[dict[str, Any], bytes]]:
         """Return a span's call and feedback as they are spooled."""
+        from otel_rollout.exporters.weave import calls
+        from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
+
         call = calls.call_of(span)
         self.counters["decode_errors"] += semconv.DECODE_ERROR in (span.attributes or {})
         meta = {
@@ -148,6 +157,9 @@ class WeaveSpanExporter(SpanExporter):
 
     def _keep_tokenizer(self, attributes: Mapping[str, Any]) -> None:
         """Leave the tokenizer of a model in the store, for the text of single tokens there."""
+        from otel_rollout.exporters import tokenizers
+        from otel_rollout.processor import token2text
+
         if not _TOKEN_IDS.intersection(attributes):
             return
         model = str(attributes.get(semconv.REQUEST_MODEL) or "")
@@ -183,6 +195,9 @@ class WeaveSpanExporter(SpanExporter):
 
     def _started_shipper(self) -> Shipper:
         if self._shipper is None:
+            from otel_rollout.exporters.weave.client import destination
+            from otel_rollout.exporters.weave.shipper import Shipper
+
             where = destination(self._settings)
             if where is None:
                 say_once(
@@ -230,18 +245,20 @@ class WeaveSpanExporter(SpanExporter):
         """Return whether a process that has traced nothing itself (a Ray driver) has work left."""
         if any(map(spool.is_of_this_host, spool.pending(self._settings.spool))):
             return True
-        segments = spool.segments(self._settings.spool)
-        return any(map(spool.is_of_this_host, segments)) and (
-            destination(self._settings) is not None
-        )
+        if not any(map(spool.is_of_this_host, spool.segments(self._settings.spool))):
+            return False
+        from otel_rollout.exporters.weave.client import destination
+
+        return destination(self._settings) is not None
 
     def _summarize(self) -> None:
         """Say in one line what became of everything, as a warning where something was lost."""
         found = self_metrics.counts()
-        with contextlib.suppress(OSError):
-            if any(found.values()):
-                delivery_state.note_counters(self._settings.directory, found)
         if any(found.values()):
+            from otel_rollout import delivery_state
+
+            with contextlib.suppress(OSError):
+                delivery_state.note_counters(self._settings.directory, found)
             lost = any(count for name, count in found.items() if self_metrics.is_loss(name))
             level = logging.WARNING if lost else logging.INFO
             logger.log(level, "otel-rollout: %s", self_metrics.in_words(found))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_rollout.diagnostics import logger, say_once
 from otel_rollout.exporters.segments import SegmentWriter
-from otel_rollout.exporters.spool import Record
-from otel_rollout.exporters.weave.client import ServerError
-from otel_rollout.exporters.weave.sender import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, Sender
+from otel_rollout.exporters.spool import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, Record
+
+if TYPE_CHECKING:  # what talks to the server is loaded when there is something to say
+    from otel_rollout.exporters.weave.sender import Sender
 
 MAX_BYTES: Final = 64 << 20
 _TRY_AGAIN_S: Final = 1.0
@@ -69,6 +70,8 @@ class Memory:
 
     def send(self, sender: Sender) -> None:
         """Send everything; raises :class:`ServerError` when that has to wait."""
+        from otel_rollout.exporters.weave.client import ServerError
+
         while self._records:
             batch = self._take()
             sender.put_aside = self.put_aside

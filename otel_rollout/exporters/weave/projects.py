@@ -6,13 +6,15 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from otel_rollout.diagnostics import say_once
-from otel_rollout.exporters.weave.client import Client, ServerError
 from otel_rollout.settings import Settings
+
+if TYPE_CHECKING:
+    from otel_rollout.exporters.weave.client import Client
 
 DEFAULT_PROJECT: Final = "otel-rollout"
 
@@ -84,6 +86,8 @@ class Projects:
         self._known.clear()
 
     def _create(self, entity: str, project: str) -> None:
+        from otel_rollout.exporters.weave.client import ServerError
+
         try:
             self._client.ensure_project(entity, project)
         except ServerError as error:

@@ -7,10 +7,16 @@ from typing import Final
 
 from otel_rollout.exporters import spool
 from otel_rollout.exporters.claims import Claim
-from otel_rollout.exporters.spool import DroppedTrajectories, Record, SegmentReader
+from otel_rollout.exporters.spool import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_RECORDS,
+    DroppedTrajectories,
+    Record,
+    SegmentReader,
+)
 from otel_rollout.exporters.weave import dead_letters
 from otel_rollout.exporters.weave.client import ServerError
-from otel_rollout.exporters.weave.sender import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, Sender
+from otel_rollout.exporters.weave.sender import Sender
 
 _KINDS: Final = frozenset({spool.HEADER, spool.CALL, spool.FEEDBACK})
 

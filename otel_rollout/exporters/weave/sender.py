@@ -9,13 +9,11 @@ from typing import Final
 
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.exporters import spool
-from otel_rollout.exporters.spool import Record
+from otel_rollout.exporters.spool import MAX_BATCH_BYTES, Record
 from otel_rollout.exporters.weave import oversize
 from otel_rollout.exporters.weave.client import Client, ServerError
 from otel_rollout.exporters.weave.projects import Projects, with_run
 
-MAX_BATCH_BYTES: Final = 4 << 20
-MAX_BATCH_RECORDS: Final = 200
 _FIRST_BATCH_BYTES: Final = 128 << 10
 _SMALLEST_BATCH_BYTES: Final = 32 << 10
 _SMALLEST_REQUEST_BYTES: Final = 8 << 10
