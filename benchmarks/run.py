@@ -119,11 +119,11 @@ def generation(curves: Curves) -> list[Row]:
         return measure
 
     def process(name: str, probe: Probe) -> dict[str, Any]:
-        calls = (2 if QUICK else 4) if name in BUILT_IN else 10 if QUICK else 60
+        calls = (2 if QUICK else 4) if name in BUILT_IN else 10 if QUICK else 40
         return probe.measure("process_cpu", prompt=4096, response=4096, calls=calls)
 
     say("caller's CPU, 4096 + 4096 ids")
-    warm = interleaved(running, repeats(7), caller(4096, 24))
+    warm = interleaved(running, repeats(5), caller(4096, 16))
     say("caller's CPU, 32768 ids")
     cold = interleaved(running, repeats(3), caller(32768, 12, cold=True))
     say("process's CPU")
@@ -179,7 +179,7 @@ def turns(curves: Curves) -> list[Row]:
     found = {}
     for count in (short, long):
         say(f"{count} turns")
-        found[count] = interleaved(running, repeats(5), measure(count))
+        found[count] = interleaved(running, repeats(3), measure(count))
     for count in (short, long) if QUICK else (2, 5, 10, 20, 40):
         figures = found.get(count) or interleaved(running, 1, measure(count))
         for name, some in figures.items():
@@ -231,7 +231,7 @@ def turns(curves: Curves) -> list[Row]:
 
 def crowd(curves: Curves) -> list[Row]:
     many = 64 if QUICK else 256
-    arguments = {"seconds": 2.0 if QUICK else 8.0, "new": 512, "work": 0.0014}
+    arguments = {"seconds": 2.0 if QUICK else 6.0, "new": 512, "work": 0.0014}
     running = probes("untraced", "ours", "weave")
     ours = {name: running[name] for name in ("untraced", "ours")}
     say(f"{many} trajectories at once")

@@ -58,6 +58,7 @@ _IN_THEIR_OWN_PLACE: Final = frozenset(
         *_FLAT,
     }
 )
+_PLAIN: Final = frozenset({str, int, float, bool})
 _PROCESS: Final = (("pid", "process.pid"), ("host", "host.name"), ("service", "service.name"))
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -145,10 +146,14 @@ def _clean(value: Any, depth: int = 0) -> Any:
         return "… (nested too deeply)"
     # The exact types first: to ask for an abstract one takes as long as all the rest.
     if kind is dict or isinstance(value, Mapping):
-        return {clean_text(str(key)): _clean(item, depth + 1) for key, item in value.items()}
+        return {_clean_key(key): _clean(item, depth + 1) for key, item in value.items()}
     if kind is list or isinstance(value, (list, tuple)):
         return [_clean(item, depth + 1) for item in value]
     return snapshot.settled(value)
+
+
+def _clean_key(key: Any) -> str:
+    return key if type(key) is str and key.isascii() else clean_text(str(key))
 
 
 def _feedback_id(trace_id: int, span_id: int, number: int) -> str:
@@ -168,7 +173,8 @@ def _attributes(
     result: dict[str, Any] = {}
     for key, value in attributes.items():
         if key not in _IN_THEIR_OWN_PLACE:
-            _nest(result, key, _clean(value))
+            # Plain values are cleaned with the whole call; here it is the copy that counts.
+            _nest(result, key, value if type(value) in _PLAIN else _clean(value))
     for key, name in _FLAT.items():
         if key in attributes:
             result[name] = attributes[key]
