@@ -79,14 +79,20 @@ def row(
     against: str = "",
     target: Target | None = None,
     higher_is_better: bool = False,
+    paired: bool = False,
 ) -> Row:
-    """Make a row of repeats."""
+    """Make a row of repeats.
+
+    ``paired``: each repeat of ours was measured next to the baseline's of the same number, and the
+    ratio is the median of theirs: what else the machine does changes both.
+    """
     median = statistics.median(ours)
     base = statistics.median(baseline) if baseline else None
     ratio = None
-    if base is not None:
-        over, under = (median, base) if higher_is_better else (base, median)
-        ratio = over / under if under else None
+    if base and median:
+        pairs = list(zip(ours, baseline, strict=True)) if paired else [(median, base)]
+        ratios = [mine / other if higher_is_better else other / mine for mine, other in pairs]
+        ratio = statistics.median(ratios)
     return Row(
         name=name,
         ours=rounded(median),

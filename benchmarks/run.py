@@ -266,6 +266,7 @@ def crowd(curves: Curves) -> list[Row]:
             against=UNTRACED,
             target=Target(ratio_at_least=0.98),
             higher_is_better=True,
+            paired=True,
         ),
         row(
             f"throughput 256 of {WEAVE}",
@@ -282,6 +283,7 @@ def crowd(curves: Curves) -> list[Row]:
             unit="ms",
             against=UNTRACED,
             target=Target(times_at_most=1.2),
+            paired=True,
         ),
         row(
             f"loop lag p99 256 of {WEAVE}",
@@ -407,6 +409,7 @@ def vllm(curves: Curves) -> list[Row]:
             against=UNTRACED,
             target=Target(ratio_at_least=0.98),
             higher_is_better=True,
+            paired=True,
         )
     ]
 

@@ -54,6 +54,17 @@ class TestRows:
         made = row("x", [97.0], [100.0], unit="1/s", target=target, higher_is_better=True)
         assert (made.ratio, made.met) == (0.97, False)
 
+    def test_the_ratio_of_pairs(self) -> None:
+        made = row(
+            "x",
+            [90.0, 60.0, 96.0],
+            [100.0, 60.0, 96.0],
+            unit="",
+            higher_is_better=True,
+            paired=True,
+        )
+        assert (made.ours, made.baseline, made.ratio) == (90, 96, 1)
+
     @pytest.mark.parametrize(("ours", "met"), [(12.0, True), (12.1, False)])
     def test_so_many_times_the_baseline(self, ours: float, met: bool) -> None:
         assert row("x", [ours], [10.0], unit="", target=Target(times_at_most=1.2)).met is met
