@@ -46,7 +46,7 @@ def stand_on(session: nox.Session, name: str, *wanted: str, exactly: tuple[str, 
     """
     base = envs.ensure_cached(envs.ENVIRONMENTS[name])
     folder = Path(session.virtualenv.location)
-    envs.see_packages_of(base, folder)
+    envs.see_packages_of([base], folder)
     if wanted:
         session.install(*wanted, silent=True)
     if exactly:

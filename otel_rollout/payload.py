@@ -8,7 +8,9 @@ it into attributes of a rebuilt span.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
+import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -145,6 +147,10 @@ def pack_ids(ids: Iterable[Any]) -> array[int]:
     """
     if isinstance(ids, array) and ids.typecode in "iq":
         return ids
+    if type(ids) is list:
+        # Twice as fast as `array` makes it, for what is all right.
+        with contextlib.suppress(struct.error):
+            return array("i", struct.pack(f"{len(ids)}i", *ids))
     try:
         return array("i", ids)
     except OverflowError:
@@ -164,6 +170,9 @@ def pack_floats(values: Iterable[Any]) -> array[float]:
     """Return log-probabilities as a float32 array; what is missing (``None``) is NaN."""
     if isinstance(values, array) and values.typecode == "f":
         return values
+    if type(values) is list:
+        with contextlib.suppress(struct.error, OverflowError):
+            return array("f", struct.pack(f"{len(values)}f", *values))
     try:
         return array("f", values)
     except TypeError:

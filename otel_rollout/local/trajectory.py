@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from otel_rollout import payload
+from otel_rollout import payload, semconv
 from otel_rollout.local.facts import error_of, number, seconds
 from otel_rollout.local.index import Index
 from otel_rollout.local.store import Node
@@ -109,19 +109,26 @@ class Trajectory:
     @property
     def prompt_text(self) -> str:
         """Text of the first prompt."""
-        found = _root_output(self.root, "prompt_text")
+        found = self._whole_text("prompt_text")
         return found if found is not None else self.turns[0].prompt_text if self.turns else ""
 
     @property
     def response_text(self) -> str:
         """Text behind the first prompt, tools' results included."""
-        found = _root_output(self.root, "response_text")
+        found = self._whole_text("response_text")
         if found is not None:
             return found
         parts = []
         for position, turn in enumerate(self.turns):
             parts += [turn.prompt_text if position else "", turn.response_text]
         return "".join(parts)
+
+    def _whole_text(self, name: str) -> str | None:
+        """Return a text of the root's; of long ones it has the ends only, and the turns all."""
+        root = self.root
+        if root is not None and self.turns and value_of(root, *semconv.TEXT_CUT.split(".")):
+            return None
+        return _root_output(root, name)
 
     def tokens(self) -> Tokens:
         """Return all tokens, put together over the turns."""

@@ -7,6 +7,7 @@ or ``none`` (no payload).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from otel_rollout.snapshot import MAX_DEPTH, MAX_TEXT, text_of
 _MAX_MESSAGE: Final = 4096
 _MAX_STACK: Final = 1 << 16
 _SEAM: Final = 64
+_END_TOKENS: Final = 512
+"""Of a root's prompt and response, where longer than twice this: so many of each end are shown."""
 _INT64: Final = range(-(2**63), 2**63)
 
 
@@ -204,9 +207,8 @@ class Assembler:
         if messages:
             result.text[semconv.OUTPUT_MESSAGES] = _json(messages)
 
-    @staticmethod
-    def _root(turns: Turns, parts: Parts, text: Decoding, result: Assembled) -> None:
-        """The root refers to its turns and repeats none of their ids; its text is whole."""
+    def _root(self, turns: Turns, parts: Parts, text: Decoding, result: Assembled) -> None:
+        """The root refers to its turns; it repeats none of their ids, and of long text the ends."""
         if turns.span_ids:
             result.tokens[semconv.TURNS] = [f"{span_id:016x}" for span_id in turns.span_ids]
             result.tokens.update(Parts(mask=parts.mask).attributes())
@@ -216,7 +218,14 @@ class Assembler:
             ("prompt", semconv.INPUT_MESSAGES, "user", parts.prompt),
             ("response", semconv.OUTPUT_MESSAGES, "assistant", parts.response),
         ):
-            shown = text.of(what, ids) if ids is not None else None
+            if ids is None:
+                continue
+            # What is redacted is looked for in the whole: a cut could leave half a secret.
+            if turns.span_ids and self._redaction is None and len(ids) > 2 * _END_TOKENS:
+                shown = _ends(text, what, ids)
+                result.base[semconv.TEXT_CUT] = True
+            else:
+                shown = text.of(what, ids)
             if shown is not None:
                 result.text[key] = _json([_message(role, shown)])
 
@@ -342,6 +351,15 @@ def _encodable_status(status: Status) -> Status:
 
 def _json(value: Any) -> str:
     return orjson.dumps(value, default=described, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _ends(text: Decoding, what: str, ids: array[int]) -> str | None:
+    """Return the text of the first and of the last tokens, and how many are left out."""
+    start = text.of(what, ids[:_END_TOKENS])
+    end = text.of(what, ids[-_END_TOKENS:], ids[-_END_TOKENS - _SEAM : -_END_TOKENS])
+    if start is None or end is None:
+        return None
+    return f"{start}\n… ({len(ids) - 2 * _END_TOKENS} tokens: see the turns) …\n{end}"
 
 
 def _finish_reason(attributes: Mapping[str, Any]) -> str | None:

@@ -354,3 +354,54 @@ class TestLimits:
         wanted = {semconv.STEP, semconv.EXPERIMENT_NAME, semconv.RESPONSE_IDS, semconv.PROMPT_IDS}
         assert wanted <= attributes(span).keys()
         pipeline.close()
+
+
+class TestRoot:
+    """A long rollout's root shows the ends of its texts; the turns have all of them."""
+
+    @staticmethod
+    def rollout(pipeline: Pipeline, tokens: int, *, turns: bool = True) -> tuple[list[int], str]:
+        vocabulary = vocabularies.made(vocabularies.byte_level())
+        register_tokenizer(vocabulary, "m")
+        ids = vocabulary.encode("kind words 🙂, " * tokens).ids[:tokens]
+        with trajectory(step=1) as handle:
+            if turns:
+                generation([1], ids, model="m")
+            handle.recording.payload.model = "m"
+            handle.recording.payload.prompt_ids = [1]
+            handle.recording.payload.response_ids = ids
+        return ids, pipeline.processor._decoder("m").text(array("i", ids))[0]  # type: ignore[union-attr]
+
+    @staticmethod
+    def answered(pipeline: Pipeline) -> str:
+        root = pipeline.named("rollout")
+        (message,) = loaded(root, semconv.OUTPUT_MESSAGES)
+        text: str = message["parts"][0]["content"]
+        return text
+
+    @pytest.mark.parametrize("tokens", [1025, 1600, 5000])
+    def test_start_and_end(self, pipeline: Pipeline, tokens: int) -> None:
+        _, whole = self.rollout(pipeline, tokens)
+        start, said, end = self.answered(pipeline).split("\n")
+        assert said == f"… ({tokens - 1024} tokens: see the turns) …"
+        # a character that the cut goes through is shown as such
+        assert whole.startswith(start.rstrip("\ufffd"))
+        assert whole.endswith(end.lstrip("\ufffd"))
+        assert len(start) > 512
+        assert len(end) > 512
+        assert attributes(pipeline.named("rollout"))[semconv.TEXT_CUT] is True
+
+    def test_short_or_without_turns_it_is_whole(self, pipeline: Pipeline) -> None:
+        _, whole = self.rollout(pipeline, 1024)
+        assert self.answered(pipeline) == whole
+        assert semconv.TEXT_CUT not in attributes(pipeline.named("rollout"))
+
+    def test_without_turns_it_is_whole(self, pipeline: Pipeline) -> None:
+        _, whole = self.rollout(pipeline, 3000, turns=False)
+        assert self.answered(pipeline) == whole
+
+    def test_with_redaction_it_is_whole(self) -> None:
+        pipeline = Pipeline(redact="nothing that is there")
+        _, whole = self.rollout(pipeline, 3000)
+        assert self.answered(pipeline) == whole
+        pipeline.close()
