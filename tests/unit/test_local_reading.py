@@ -272,3 +272,17 @@ def test_the_traced_process_leaves_its_tokenizer_in_the_store(tmp_path: Path) ->
         tokenizers.clear()
 
     assert Vocabularies(tmp_path).pieces("org/policy", [0, 1]) == ["a", " b"]
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_root_that_has_the_ends_of_its_texts_only(tmp_path: Path, cut: bool) -> None:
+    turn = generation("a", 0, [1], [2])
+    turn["inputs"] = {"messages": [{"role": "user", "content": "all of the prompt"}]}
+    turn["output"] = {"choices": [{"message": {"role": "assistant", "content": "all of it"}}]}
+    root = {**generation("root", 0, [], []), "parent_id": None, "op_name": "rollout"}
+    root["attributes"] = {"rollout": {"text_cut": True} if cut else {}}
+    root["output"] = {"prompt_text": "all … prompt", "response_text": "all … it"}
+    one = stored(tmp_path, root, turn)
+
+    expected = ("all of the prompt", "all of it") if cut else ("all … prompt", "all … it")
+    assert (one["prompt_text"], one["response_text"]) == expected
