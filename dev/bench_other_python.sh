@@ -22,7 +22,7 @@ standin=$folder/verl_standin
 rm -rf "$standin"
 cp -r benchmarks/verl_standin "$standin"
 cp "$source/utils/rollout_trace.py" "$standin/verl/utils/"
-PYTHONPATH=$PWD/$standin "$folder/bin/python" -m benchmarks.run ${2:-generation turns}
+PYTHONPATH=$PWD/$standin "$folder/bin/python" -m benchmarks.run --no-curves ${2:-generation turns}
 if [ -z "${BENCH_QUICK:-}" ]; then
     .venv-bench/bin/python -m benchmarks.report
 fi
