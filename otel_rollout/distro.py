@@ -13,10 +13,12 @@ from typing import Any, Final
 from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
 from opentelemetry.util._importlib_metadata import EntryPoint, entry_points
 
+from otel_rollout import startup
 from otel_rollout.diagnostics import report_internal_error
 
+_TRACES: Final = "OTEL_TRACES_EXPORTER"
 _SIGNALS: Final = {
-    "OTEL_TRACES_EXPORTER": "opentelemetry_traces_exporter",
+    _TRACES: "opentelemetry_traces_exporter",
     "OTEL_METRICS_EXPORTER": "opentelemetry_metrics_exporter",
     "OTEL_LOGS_EXPORTER": "opentelemetry_logs_exporter",
 }
@@ -70,6 +72,8 @@ def _fill_gaps(given: dict[str, str | None]) -> None:
         chosen = os.environ.get(name)
         if not chosen or (chosen == "otlp" and not _installed(name, otlp)):
             os.environ[name] = "none"
+            if name == _TRACES:
+                os.environ[startup.NOT_ASKED] = "1"
 
 
 def _installed(signal: str, exporter: str) -> bool:

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry import propagate, trace
@@ -39,9 +39,26 @@ def is_ray_service(argv: Sequence[str] | None = None) -> bool:
     return any(part in command for part in _RAY_SERVICES)
 
 
+NOT_ASKED: Final = "OTEL_ROLLOUT_NO_EXPORTER_NAMED"
+"""Set where our distro, not the user, has said ``OTEL_TRACES_EXPORTER=none``."""
+
+switched_off: bool = False
+"""Whether this process was started with tracing off: then instrumentors leave everything alone."""
+
+
+def is_switched_off(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the user's variables switch tracing off."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return True
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    return exporter == "none" and NOT_ASKED not in environ
+
+
 @contained("pre_instrument", None)
 def pre_instrument() -> None:
     """Put :class:`RolloutSpanProcessor` in front of everything that the provider exports to."""
+    global switched_off
+    switched_off = is_switched_off()
     if is_ray_service():
         return
     adopt(trace.get_tracer_provider())

@@ -44,7 +44,7 @@ class HookingInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
     Nothing is imported and no distribution is asked for: hooks wait for the import, whatever way
     the library came (a wheel, a fork of another name, a checkout on the path). Ray's own services
-    are left as they are.
+    are left as they are, and so is everything where tracing is switched off by a variable.
     """
 
     hooks: ClassVar[Mapping[str, Sequence[str]]]
@@ -56,7 +56,7 @@ class HookingInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
     def _instrument(self, **kwargs: Any) -> None:
         self._patches = Patches()
-        if startup.is_ray_service():
+        if startup.switched_off or startup.is_ray_service():
             return
         for module, hooks in self.hooks.items():
             for hook in hooks:

@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.sampling import (
 from otel_rollout import IdGenerator, RolloutSpanProcessor, recording, semconv, trajectory
 from otel_rollout.instrumentors.hooking import HookingInstrumentor
 from otel_rollout.processor import sampling
-from otel_rollout.startup import adopt, is_ray_service
+from otel_rollout.startup import NOT_ASKED, adopt, is_ray_service, is_switched_off
 from tests.unit.pipeline import attributes, generation
 
 INSTRUMENT = Path(sys.executable).with_name("opentelemetry-instrument")
@@ -278,3 +278,28 @@ def test_every_hook_that_an_instrumentor_names_is_there(library: str) -> None:
         path, _, function = name.partition(":")
         found = importlib.import_module(f"otel_rollout.instrumentors.{path}")
         assert callable(getattr(found, function)), name
+
+
+class TestSwitchedOff:
+    """What the user's variables say is off, and what only nobody has asked for."""
+
+    @pytest.mark.parametrize(
+        ("environ", "off"),
+        [
+            ({}, False),
+            ({"OTEL_SDK_DISABLED": "true"}, True),
+            ({"OTEL_SDK_DISABLED": " TRUE "}, True),
+            ({"OTEL_SDK_DISABLED": "false"}, False),
+            ({"OTEL_SDK_DISABLED": "1"}, False),  # as the SDK reads it
+            ({"OTEL_TRACES_EXPORTER": "none"}, True),
+            ({"OTEL_TRACES_EXPORTER": "none", NOT_ASKED: "1"}, False),
+            ({"OTEL_TRACES_EXPORTER": "weave"}, False),
+        ],
+    )
+    def test_variables(self, environ: dict[str, str], off: bool) -> None:
+        assert is_switched_off(environ) is off
+
+    @pytest.mark.parametrize(("exporter", "off"), [(None, False), ("none", True), ("weave", False)])
+    def test_a_process(self, tmp_path: Path, exporter: str | None, off: bool) -> None:
+        code = "from otel_rollout import startup; print(startup.switched_off)"
+        assert instrumented(code, tmp_path, exporter).stdout.strip() == str(off)
