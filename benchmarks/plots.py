@@ -6,6 +6,7 @@ python -m benchmarks.plots
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ _LINES = {
 def draw(axes: Any, lines: dict[str, list[list[float]]], x: str, y: str) -> None:
     for name, points in lines.items():
         label, colour, style = _LINES[name]
-        axes.plot(*zip(*sorted(points), strict=True), style, color=colour, label=label)
+        by_x: dict[float, list[float]] = {}
+        for where, value in sorted(points):
+            by_x.setdefault(where, []).append(value)
+        values = [statistics.median(some) for some in by_x.values()]
+        axes.plot(list(by_x), values, style, color=colour, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel(x)
