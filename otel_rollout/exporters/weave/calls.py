@@ -287,11 +287,14 @@ def _content(message: Any) -> str:
     if "parts" not in message:  # not in the form of the conventions, as some instrumentations do
         content = message.get("content")
         return content if isinstance(content, str) else "" if content is None else _as_text(content)
-    return "".join(
-        str(part.get("content", ""))
-        for part in _parts(message)
-        if part.get("type") in ("text", "reasoning")
-    )
+    said = ""
+    for part in _parts(message):
+        kind = part.get("type")
+        if kind in ("text", "reasoning"):
+            said += str(part.get("content", ""))
+        elif kind != "tool_call":  # an image, a tool's answer: as what it is, on a line of its own
+            said += f"\n{_as_text(part)}" if said else _as_text(part)
+    return said
 
 
 def _parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ FAULTS: Final[dict[str, tuple[str, ...]]] = {
     # what goes wrong in other tracers, and the public threads that tell of it: the tests
     "token ids stay ids: they are inputs, the tokenizer is elsewhere (verl#3515, verl#4457)": (
         f"{HERE}/test_tokens.py::TestIdsBecomeText",
+        f"{HERE}/test_tokens.py::TestIdsOfAFunction",
         "tests/e2e/test_verl_rollout.py::TestContent",
     ),
     "single-turn loops are not traced (verl#5276)": (

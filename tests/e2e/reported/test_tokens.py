@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from otel_rollout import payload, register_tokenizer, rollout_op
 from tests.e2e.reported.whole_way import Arrived, Delivery, check_all, generate
 from tests.e2e.rollouts.runs import Call
@@ -60,6 +62,28 @@ class TestIdsBecomeText:
         assert "The answer is 42." in span.attributes["gen_ai.output.messages"]
         found = payload.decode_ids(span.attributes["rollout.prompt.token_ids"])
         assert found == ids("What is 17 + 25?")
+
+
+class TestIdsOfAFunction:
+    """A user's own function: ids come as `prompt_ids` and go as `token_ids`."""
+
+    @staticmethod
+    def roll_out() -> None:
+        register_tokenizer(TOKENIZER)
+
+        class Server:
+            @rollout_op(kind="llm", name="policy")
+            def generate(self, prompt_ids: list[int], temperature: float) -> dict[str, Any]:
+                return {"token_ids": ids("The answer is 42."), "log_probs": None}
+
+        Server().generate(ids("What is 17 + 25?"), temperature=0.5)
+
+    def test_they_are_text_in_weave_and_exact_ids(self, arrived: Arrived) -> None:
+        call = arrived.call("chat policy")
+        assert (asked(call), said(call)) == ("What is 17 + 25?", "The answer is 42.")
+        assert rebuilt([call]) == [(ids("What is 17 + 25?"), ids("The answer is 42."))]
+        assert "prompt_ids" not in call.inputs
+        assert "prompt_ids" not in str(arrived.span("chat policy").attributes)
 
 
 class TestASingleTurn:

@@ -403,6 +403,10 @@ class TestBase64Images:
         assert of_source["source"]["data"] == f"image/png;base64,{said}"
         pixels = Image.open(io.BytesIO(PICTURE)).tobytes()
         assert of_pil["image"]["sha256"] == hashlib.sha256(pixels).hexdigest()
+        call = next(call for call in arrived.calls if call.op_name == "chat m")
+        shown = call.inputs["messages"][0]["content"]
+        assert shown.startswith("what is this?\n{")
+        assert shown.count(said) == 2
         for arguments, result in both(arrived):
             assert arguments["page"] == f"<img src='data:image/png;base64,{said}'>"
             assert arguments["raw"]["sha256"] == digest

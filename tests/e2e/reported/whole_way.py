@@ -116,11 +116,18 @@ def listening() -> Iterator[Log]:
 
 
 def deliver(module: Any, server: WeaveServer, folder: Path) -> Delivery:
-    """Run every `roll_out` of a module, deliver everything, and read it where it arrived."""
+    """Run every `roll_out` of a module, deliver everything, and read it where it arrived.
+
+    `SETTINGS` of the module: settings other than the defaults.
+    """
     project = f"reported-{module.__name__.rpartition('_')[2]}"
     results: dict[str, Any] = {}
     settings = Settings(
-        weave_project=f"local/{project}", directory=folder, keep_local=True, otlp_payload="full"
+        weave_project=f"local/{project}",
+        directory=folder,
+        keep_local=True,
+        otlp_payload="full",
+        **getattr(module, "SETTINGS", {}),
     )
     with OtlpReceiver() as receiver, listening() as log, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environ().items():
