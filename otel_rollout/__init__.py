@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_rollout._version import __version__
 
 if TYPE_CHECKING:
+    from otel_rollout.afterwards import EndedTrajectory, ended_trajectory
     from otel_rollout.exporters.weave.exporter import WeaveSpanExporter
     from otel_rollout.ops import rollout_op
     from otel_rollout.processor.following import FollowingSampler
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "EndedTrajectory",
     "FollowingSampler",
     "IdGenerator",
     "RolloutSpanProcessor",
@@ -37,6 +39,7 @@ __all__ = [
     "WeaveSpanExporter",
     "__version__",
     "current_trajectory",
+    "ended_trajectory",
     "in_context",
     "record_reward",
     "register_tokenizer",
@@ -45,6 +48,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "EndedTrajectory": "otel_rollout.afterwards",
+    "ended_trajectory": "otel_rollout.afterwards",
     "FollowingSampler": "otel_rollout.processor.following",
     "IdGenerator": "otel_rollout.randomness",
     "RolloutSpanProcessor": "otel_rollout.processor.processor",

@@ -204,6 +204,7 @@ class Recording:
                 self.span.end()
             finally:
                 payloads.take_away(span_id)
+                self.payload = Payload()  # the handle may be kept, for what comes later
         except Exception as error:
             report_internal_error("Recording.end", error)
 

@@ -64,6 +64,8 @@ REWARD: Final = "rollout.reward"
 REWARD_DETAIL: Final = "rollout.reward_detail"
 """JSON; root and scoring: parts of rewards, by their name; also the prefix of the event's
 attributes."""
+AFTERWARDS: Final = "rollout.afterwards"
+"""bool; scoring: it became known after the root had ended."""
 WEIGHT_VERSION: Final = "rollout.weight_version"
 """int or str; generation: version of the weights that made the tokens."""
 WEIGHT_VERSIONS: Final = "rollout.weight_versions"

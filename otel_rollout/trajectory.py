@@ -19,9 +19,9 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link
 
+from otel_rollout import afterwards, semconv, snapshot
 from otel_rollout import identity as identities
 from otel_rollout import recording as recordings
-from otel_rollout import semconv, snapshot
 from otel_rollout import summary as summaries
 from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.identity import Identity
@@ -59,17 +59,14 @@ class Trajectory:
     @contained("record_reward", None)
     def record_reward(self, value: Any, name: str = "reward", detail: Any = None) -> None:
         """See :func:`record_reward`."""
-        score, parts = _split_reward(value)
+        if self.recording.ended:
+            root = self.recording.span.get_span_context()
+            afterwards.EndedTrajectory(self.identity, root).record_reward(value, name, detail)
+            return
+        score, parts = split_reward(value)
         if detail:
             parts = {**parts, **detail}
-        if self.recording.ended:
-            say_once(
-                "late-reward",
-                "record_reward(%r): its trajectory has ended already; the reward is not recorded",
-                name,
-            )
-            return
-        _reward_on(self.recording, score, parts, name)
+        reward_on(self.recording, score, parts, name)
 
 
 def current_trajectory(context: Context | None = None) -> Trajectory | None:
@@ -97,14 +94,15 @@ def record_reward(value: Any, *, name: str = "reward", **detail: Any) -> None:
             return
         span = trace.get_current_span()
         if span.is_recording():
-            score, parts = _split_reward(value)
+            score, parts = split_reward(value)
             attributes = _evaluation(score, {**parts, **detail}, name)
             span.add_event(semconv.EVALUATION_EVENT, attributes)
     except Exception as error:
         report_internal_error("record_reward", error)
 
 
-def _split_reward(value: Any) -> tuple[float | None, dict[str, Any]]:
+def split_reward(value: Any) -> tuple[float | None, dict[str, Any]]:
+    """Return the score of what a user gave as a reward, and its detail; never raises."""
     try:
         return _split(value)
     except Exception as error:
@@ -154,9 +152,10 @@ def _is_scalar(value: Any) -> bool:
         return False
 
 
-def _reward_on(
+def reward_on(
     recording: Recording, score: float | None, detail: Mapping[str, Any], name: str
 ) -> None:
+    """Put a reward on a span: as attributes, and as an event for each source."""
     if not recording.live:
         return
     if score is not None and name == "reward":
@@ -342,6 +341,8 @@ class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress`
         for name, value in handle.summary.attributes().items():
             handle.recording.set(name, value)
         handle.recording.end()
+        if handle.recording.live:
+            afterwards.remember(handle.identity, handle.recording.span)
 
     def _leave(self) -> tuple[Trajectory, object]:
         """Return what this block had entered, also where several tasks share this object."""

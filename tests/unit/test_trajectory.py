@@ -531,16 +531,6 @@ class TestReward:
         }
         assert len(root.events) == 3
 
-    def test_a_late_one_is_said_once(
-        self, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with trajectory(step=1) as handle:
-            pass
-        handle.record_reward(1)
-        handle.record_reward(1)
-        assert len(caplog.records) == 1
-        assert semconv.REWARD not in attributes(pipeline.named("rollout"))
-
     def test_outside_a_trajectory_it_goes_to_the_current_span(self, pipeline: Pipeline) -> None:
         record_reward(1)
         with _span(pipeline, "mine"):

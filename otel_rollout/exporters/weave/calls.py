@@ -122,10 +122,13 @@ def feedback_of(span: ReadableSpan) -> list[dict[str, Any]]:
                 part = key[len(prefix) :]
                 payload[f"detail.{part}" if part in payload else part] = value
         assert span.context is not None
+        about = span.context
+        if span.parent is not None and (span.attributes or {}).get(semconv.AFTERWARDS):
+            about = span.parent  # the root has ended without it
         result.append(
             {
                 "id": _feedback_id(span.context.trace_id, span.context.span_id, number),
-                "call_id": f"{span.context.span_id:016x}",
+                "call_id": f"{about.span_id:016x}",
                 "feedback_type": "reward",
                 "payload": _clean(payload),
             }
