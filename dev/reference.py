@@ -68,6 +68,8 @@ Each span of a trajectory is one call. The same span always gives the same call,
 | `wb_run_id`, `wb_run_step` | the W&B run of the process, where it is of the same project |
 
 Each reward is feedback of type `reward` on the call of its span: `{{"name", "value", …detail}}`.
+One that comes after the end of its trajectory (a span with `{afterwards}`) is feedback on the root's
+call, and no call of its own.
 """
 
 FILES = """## Files
@@ -158,7 +160,10 @@ def page() -> str:
         *attributes(),
         "",
         CALLS.format(
-            op_name=calls.MAX_OP_NAME, display_name=f"{calls.MAX_DISPLAY_NAME:,}", flat=flat
+            op_name=calls.MAX_OP_NAME,
+            display_name=f"{calls.MAX_DISPLAY_NAME:,}",
+            flat=flat,
+            afterwards=semconv.AFTERWARDS,
         ),
         FILES.format(
             suffix=spool.SUFFIX,

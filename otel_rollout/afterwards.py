@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from otel_rollout import identity as identities
 from otel_rollout import recording as recordings
@@ -24,6 +27,8 @@ from otel_rollout.identity import AttributeValue, Identity
 
 REMEMBERED: Final = 16_384
 """Ended trajectories that :func:`ended_trajectory` finds: the latest ones of this process."""
+_trace_context = TraceContextTextMapPropagator()
+_baggage = W3CBaggagePropagator()
 _FOUND_BY: Final = (semconv.GROUP_ID, semconv.SAMPLE_INDEX)
 
 
@@ -50,11 +55,10 @@ class EndedTrajectory:
         score, parts = split_reward(value)
         if detail:
             parts = {**parts, **detail}
-        context = identities.into_context(self.identity, Context())
         recording = recordings.start(
             semconv.OP_EVALUATE,
             name,
-            context=trace.set_span_in_context(NonRecordingSpan(self._root), context),
+            context=self._context(),
             identity=self.identity,
             attributes={semconv.EVALUATION_NAME: name, semconv.AFTERWARDS: True},
         )
@@ -63,16 +67,50 @@ class EndedTrajectory:
         reward_on(recording, score, parts, name)
         recording.end()
 
+    def headers(self) -> dict[str, str]:
+        """Return trace context and baggage as W3C headers, for :meth:`from_headers`."""
+        headers: dict[str, str] = {}
+        context = self._context()
+        _trace_context.inject(headers, context)
+        _baggage.inject(headers, context)
+        return headers
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str]) -> EndedTrajectory | None:
+        """Return the trajectory that another process gave ``headers`` of; never raises.
+
+        ``None``, said once, where it is anything else.
+        """
+        try:
+            context = _baggage.extract(headers, _trace_context.extract(headers, Context()))
+            root = trace.get_current_span(context).get_span_context()
+            identity = identities.from_context(context)
+            if root.is_valid and identity is not None:
+                return cls(identity, root)
+        except Exception as error:
+            report_internal_error("from_headers", error)
+            return None
+        say_once(
+            "ended-headers",
+            "EndedTrajectory.from_headers(%r): allowed is what headers() of a trajectory returned",
+            headers,
+        )
+        return None
+
+    def _context(self) -> Context:
+        context = identities.into_context(self.identity, Context())
+        return trace.set_span_in_context(NonRecordingSpan(self._root), context)
+
 
 _latest: OrderedDict[int, EndedTrajectory] = OrderedDict()
 _by_value: defaultdict[tuple[str, AttributeValue], dict[int, EndedTrajectory]] = defaultdict(dict)
-_lock = threading.Lock()
+_lock = threading.RLock()  # the garbage collector may end a trajectory, on any thread
 
 
 def _new_lock() -> None:
     """In a forked child: a thread of the parent's may have held it."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 in_child(_new_lock)

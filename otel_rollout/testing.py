@@ -266,8 +266,10 @@ class InMemoryExporter(InMemorySpanExporter):
 
 def _trajectory(trace: int, spans: list[ReadableSpan]) -> CapturedTrajectory:
     feedback = [one for span in spans for one in calls.feedback_of(span)]
+    feedback.sort(key=lambda one: str(one["created_at"]))
     facts: dict[str, Any] = {"trace": f"{trace:032x}", "reward": None}
-    read = reader.put_together(facts, [calls.call_of(span) for span in spans], feedback)
+    made = [calls.call_of(span) for span in spans if not calls.is_no_call(span)]
+    read = reader.put_together(facts, made, feedback)
     return CapturedTrajectory(sorted(spans, key=lambda span: span.start_time or 0), read)
 
 

@@ -48,6 +48,11 @@ class Trajectory:
         recording.payload.is_root = True
 
     @property
+    def is_root(self) -> bool:
+        """Whether this trajectory is in no other one."""
+        return getattr(self.recording.span, "parent", None) is None
+
+    @property
     def sampled(self) -> bool:
         """Whether this trajectory is traced."""
         return self.identity.sampled
@@ -58,15 +63,26 @@ class Trajectory:
 
     @contained("record_reward", None)
     def record_reward(self, value: Any, name: str = "reward", detail: Any = None) -> None:
-        """See :func:`record_reward`."""
+        """See :func:`record_reward`; after the trajectory's end too, as a fact of its own."""
         if self.recording.ended:
-            root = self.recording.span.get_span_context()
-            afterwards.EndedTrajectory(self.identity, root).record_reward(value, name, detail)
+            self._ended.record_reward(value, name, detail)
             return
         score, parts = split_reward(value)
         if detail:
             parts = {**parts, **detail}
         reward_on(self.recording, score, parts, name)
+
+    def headers(self) -> dict[str, str]:
+        """Return what another process needs to speak of this trajectory: W3C trace headers.
+
+        For :meth:`EndedTrajectory.from_headers`; plain text, which may travel with anything.
+        """
+        return self._ended.headers()
+
+    @property
+    def _ended(self) -> afterwards.EndedTrajectory:
+        root = self.recording.span.get_span_context()
+        return afterwards.EndedTrajectory(self.identity, root)
 
 
 def current_trajectory(context: Context | None = None) -> Trajectory | None:
@@ -341,7 +357,7 @@ class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress`
         for name, value in handle.summary.attributes().items():
             handle.recording.set(name, value)
         handle.recording.end()
-        if handle.recording.live:
+        if handle.recording.live and handle.is_root:
             afterwards.remember(handle.identity, handle.recording.span)
 
     def _leave(self) -> tuple[Trajectory, object]:

@@ -230,6 +230,12 @@ def writer_of(path: Path) -> tuple[str, int] | None:
     return (match[2], int(match[3])) if match is not None else None
 
 
+def begun_at(path: Path) -> float:
+    """Return when a segment was begun, in seconds since the epoch, by its name; 0 without one."""
+    stamp = path.name.partition("-")[0]
+    return int(stamp) / 1e9 if stamp.isdecimal() else 0.0
+
+
 def is_of_this_host(path: Path) -> bool:
     """Return whether a segment was begun on this host."""
     writer = writer_of(path)

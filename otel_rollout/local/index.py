@@ -157,6 +157,7 @@ class Index:
 
     def _read_on(self, path: Path, size: int, offset: int) -> Iterator[int]:
         """Take in a segment from ``offset`` on, in transactions; yield how far it has come."""
+        begun = spool.begun_at(path)
         try:
             reader = spool.SegmentReader(path, offset)
         except OSError:
@@ -164,7 +165,7 @@ class Index:
         with reader:
             while True:
                 with _transaction(self._writer):
-                    batch = _Batch(self._writer, self._number_of(path), offset)
+                    batch = _Batch(self._writer, self._number_of(path), offset, begun)
                     count = 0
                     while count < _RECORDS_A_TIME and (record := reader.next()) is not None:
                         batch.take(record)
@@ -193,6 +194,11 @@ class Index:
                 run = self._writer.execute
                 run(
                     "INSERT OR IGNORE INTO dirty SELECT trace FROM calls WHERE segment = ?",
+                    (number,),
+                )
+                run(
+                    "INSERT OR IGNORE INTO dirty SELECT c.trace FROM feedback f "
+                    "JOIN calls c ON c.id = f.call WHERE f.segment = ?",
                     (number,),
                 )
                 run("DELETE FROM calls WHERE segment = ?", (number,))
@@ -291,8 +297,11 @@ class Index:
 class _Batch:
     """Records of one segment on their way into the tables."""
 
-    def __init__(self, connection: sqlite3.Connection, segment: int, offset: int) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, segment: int, offset: int, begun: float
+    ) -> None:
         self._connection = connection
+        self._begun = begun
         self._segment = segment
         self.offset = offset
         self._calls: list[tuple[Any, ...]] = []
@@ -310,7 +319,7 @@ class _Batch:
                 project = str(record.meta.get("project") or "")
                 self._calls.append((*facts.of_call(record.parsed(), project), *place))
             elif record.kind == spool.FEEDBACK:
-                self._feedback.append((*_feedback(record.parsed()), *place))
+                self._feedback.append((*_feedback(record.parsed(), self._begun), *place))
         except Exception:  # whatever it holds, the records behind it are read
             self._unreadable += 1
 
@@ -332,7 +341,7 @@ class _Batch:
         )
 
 
-def _feedback(body: dict[str, Any]) -> tuple[Any, ...]:
+def _feedback(body: dict[str, Any], begun: float) -> tuple[Any, ...]:
     payload = body.get("payload")
     payload = payload if isinstance(payload, dict) else {"value": payload}
     kind = str(body.get("feedback_type"))
@@ -343,6 +352,7 @@ def _feedback(body: dict[str, Any]) -> tuple[Any, ...]:
         kind,
         str(name if name is not None else kind),
         facts.number(payload.get("value")),
+        facts.seconds(body.get("created_at")) or begun,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from otel_rollout.local import facts
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the schema; an index of another version is thrown away and made anew."""
 
 _CALL_COLUMNS: Final = ", ".join(
@@ -24,7 +24,7 @@ CREATE INDEX calls_by_trace ON calls (trace);
 CREATE INDEX calls_by_segment ON calls (segment);
 CREATE TABLE feedback (
   number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, call TEXT NOT NULL, type TEXT NOT NULL,
-  name TEXT, value REAL, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
+  name TEXT, value REAL, at REAL NOT NULL, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
   bytes INTEGER NOT NULL);
 CREATE INDEX feedback_by_call ON feedback (call);
 CREATE INDEX feedback_by_segment ON feedback (segment);
@@ -69,13 +69,13 @@ PUT_CALL: Final = (
     f"VALUES ({', '.join('?' * (len(facts.COLUMNS) + 3))})"
 )
 PUT_FEEDBACK: Final = """INSERT OR REPLACE INTO feedback
-  (id, call, type, name, value, segment, offset, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+  (id, call, type, name, value, at, segment, offset, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
-# Of several values the last that was written counts: a reward may be corrected later.
+# Of several values the last counts, in whatever segment it is: a reward may be corrected later.
 _LAST_FEEDBACK: Final = """(SELECT f.value FROM calls c2
     JOIN feedback f ON f.call = c2.id JOIN segments s ON s.number = f.segment
     WHERE c2.trace = c.trace AND {among} AND f.name = '{name}' AND f.value IS NOT NULL
-    ORDER BY s.name DESC, f.offset DESC LIMIT 1)"""
+    ORDER BY f.at DESC, s.name DESC, f.offset DESC LIMIT 1)"""
 _REWARD: Final = f"""coalesce(
     {_LAST_FEEDBACK.format(among="c2.root = 1", name="reward")},
     max(CASE WHEN root THEN reward END),

@@ -55,7 +55,7 @@ def read(directory: Path) -> Trajectories:
                 nodes[call["id"]] = Node(call)
             elif kind == "feedback":
                 feedback.append(record.parsed())
-    for one in feedback:
+    for one in sorted(feedback, key=lambda one: str(one.get("created_at") or "")):
         node = nodes.get(one["call_id"])
         if node is not None:
             node.feedback.append(one)

@@ -165,7 +165,7 @@ def load(index: Index, facts: Mapping[str, Any] | sqlite3.Row) -> Trajectory:
     )
     found = index.query(
         "SELECT s.name, f.offset, f.bytes FROM calls c JOIN feedback f ON f.call = c.id "
-        "JOIN segments s ON s.number = f.segment WHERE c.trace = ? ORDER BY s.name, f.offset",
+        "JOIN segments s ON s.number = f.segment WHERE c.trace = ? ORDER BY f.at, s.name, f.offset",
         (facts["trace"],),
     )
     return put_together(facts, _bodies(index, places), _bodies(index, found))

@@ -56,6 +56,7 @@ def test_it_is_feedback_on_the_root(
         for root in client.get_calls(filter={"trace_roots_only": True})
     }
     assert sorted(roots.values()) == [0, 1, 2, 3]
+    assert len(list(client.get_calls())) == 4  # a fact is no call of its own
     given = {
         (roots[one["weave_ref"]], one["payload"]["name"]): one["payload"]["value"]
         for one in weave_server.feedback("afterwards")

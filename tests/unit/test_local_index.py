@@ -102,6 +102,7 @@ def test_a_later_reward_is_folded_in(index: Index, store: Path) -> None:
         "call_id": root["id"],
         "feedback_type": "reward",
         "payload": {"name": "reward", "value": -2.5},
+        "created_at": "2100-01-01T00:00:00+00:00",
     }
     append(store, "feedback", late)
     index.update()

@@ -107,6 +107,11 @@ def call_of(span: ReadableSpan) -> dict[str, Any]:
     return {key: _clean(value) for key, value in call.items()}
 
 
+def is_no_call(span: ReadableSpan) -> bool:
+    """Return whether the span only tells of a call that is complete already, as feedback."""
+    return span.parent is not None and semconv.AFTERWARDS in (span.attributes or {})
+
+
 def feedback_of(span: ReadableSpan) -> list[dict[str, Any]]:
     """Return the rewards recorded on a span, as Weave feedback without project and reference."""
     result = []
@@ -123,14 +128,15 @@ def feedback_of(span: ReadableSpan) -> list[dict[str, Any]]:
                 payload[f"detail.{part}" if part in payload else part] = value
         assert span.context is not None
         about = span.context
-        if span.parent is not None and (span.attributes or {}).get(semconv.AFTERWARDS):
-            about = span.parent  # the root has ended without it
+        if span.parent is not None and is_no_call(span):
+            about = span.parent  # it has ended without this
         result.append(
             {
                 "id": _feedback_id(span.context.trace_id, span.context.span_id, number),
                 "call_id": f"{about.span_id:016x}",
                 "feedback_type": "reward",
                 "payload": _clean(payload),
+                "created_at": _timestamp(event.timestamp),
             }
         )
     return result

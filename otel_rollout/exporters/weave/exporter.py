@@ -137,18 +137,21 @@ class WeaveSpanExporter(SpanExporter):
         from otel_rollout.exporters.weave import calls
         from otel_rollout.exporters.weave.projects import current_wandb_run, full_name
 
-        call = calls.call_of(span)
-        self.counters["decode_errors"] += semconv.DECODE_ERROR in (span.attributes or {})
-        meta = {
+        assert span.context is not None
+        meta: dict[str, Any] = {
             "kind": spool.CALL,
-            "id": call["id"],
-            "trace": call["trace_id"],
+            "id": f"{span.context.span_id:016x}",
+            "trace": f"{span.context.trace_id:032x}",
             "project": full_name(calls.project_of(span), self._settings),
         }
         run = current_wandb_run()
         if run is not None:
             meta["wandb"] = run
-        records = [(meta, orjson.dumps(call, option=orjson.OPT_NON_STR_KEYS))]
+        records = []
+        if not calls.is_no_call(span):
+            call = calls.call_of(span)
+            self.counters["decode_errors"] += semconv.DECODE_ERROR in (span.attributes or {})
+            records.append((meta, orjson.dumps(call, option=orjson.OPT_NON_STR_KEYS)))
         for feedback in calls.feedback_of(span):
             meta = {**meta, "kind": spool.FEEDBACK, "id": feedback["id"]}
             records.append((meta, orjson.dumps(feedback)))

@@ -112,7 +112,7 @@ class WeaveCalls:
         places = self._index.query(
             "SELECT s.name, f.offset, f.bytes, c.project, c.ended FROM feedback f "
             "JOIN segments s ON s.number = f.segment JOIN calls c ON c.id = f.call "
-            f"WHERE {condition.sql} ORDER BY s.name, f.offset",
+            f"WHERE {condition.sql} ORDER BY f.at, s.name, f.offset",
             condition.values,
         )
         for segment, offset, size, project, ended in places:
