@@ -18,7 +18,11 @@ WHAT = {
     "sdk": ("opentelemetry-sdk", "the unit tests"),
     "wrapt": ("wrapt", "the unit tests"),
     "weave": ("weave", "its client reads from W&B's server code and from our own server"),
-    "verl": ("verl", "its real classes, driven as it drives them; a tree of spans, pickling"),
+    "verl": (
+        "verl",
+        "its real classes, driven as it drives them: a tree of spans, pickling; from 0.8 on the "
+        "example's rollout under Ray",
+    ),
     "phoenix": ("Arize Phoenix", "its real server receives rollouts over OTLP"),
     "ray": ("Ray", "a local and an existing cluster: actors and tasks of every kind"),
     "python": ("Python", "the unit tests"),

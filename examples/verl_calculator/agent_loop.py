@@ -15,9 +15,9 @@ class SeededToolAgentLoop(ToolAgentLoop):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         if "session_id" in kwargs:  # trainer.use_v1: the place in the group
             rollout = int(kwargs["session_id"])
-        else:  # the row of the batch; the rows of a group are neighbours
+        else:  # the row of the batch (from verl 0.9 on); the rows of a group are neighbours
             config = self.rollout_config
-            rollout = int(kwargs["priority"]) % max(config.n, config.val_kwargs.n)
+            rollout = int(kwargs.get("priority", 0)) % max(config.n, config.val_kwargs.n)
         key = f"{kwargs['extra_info']['step']}/{kwargs['index']}/{rollout}"
         seed = int.from_bytes(blake2b(key.encode(), digest_size=4).digest(), "big")
         return await super().run({**sampling_params, "seed": seed}, **kwargs)

@@ -64,7 +64,6 @@ def setup(args: argparse.Namespace) -> Setup:
     from verl.experimental.reward_loop import RewardLoopManager
     from verl.utils import hf_tokenizer
     from verl.workers.rollout.llm_server import LLMServerClient
-    from verl.workers.rollout.router import get_router_handle
 
     config = make_config(args)
     manager_class = AgentLoopManager
@@ -80,8 +79,7 @@ def setup(args: argparse.Namespace) -> Setup:
         servers, sync, client = engine.servers, engine.sync, engine.client()
     else:
         sync = functools.partial(set_version, servers)
-        router = get_router_handle(servers=servers)
-        client = LLMServerClient(config=config, load_balancer_handle=router)
+        client = LLMServerClient(config=config, load_balancer_handle=start_router(servers))
     manager = manager_class.create(
         config=config,
         llm_client=client,
@@ -126,6 +124,17 @@ def start_servers(args: argparse.Namespace) -> dict[str, ActorHandle]:
     }
 
 
+def start_router(servers: dict[str, ActorHandle]) -> ActorHandle:
+    """Start what shares the requests out among the servers."""
+    try:
+        from verl.workers.rollout.router import get_router_handle
+    except ImportError:  # verl 0.8
+        from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer
+
+        return GlobalRequestLoadBalancer.remote(servers=servers)
+    return get_router_handle(servers=servers)
+
+
 def set_version(servers: dict[str, ActorHandle], version: int) -> None:
     """Let the example's servers name the version of their weights, which stay what they are."""
     ray.get([server.set_global_steps.remote(version) for server in servers.values()])
@@ -162,11 +171,11 @@ def make_config(args: argparse.Namespace) -> DictConfig:
         "reward.num_workers": 1,
         "reward.custom_reward_function.path": HERE / "reward.py",
         "reward.custom_reward_function.name": "compute_score",
-        "trainer.use_v1": args.path == "v1",
+        "++trainer.use_v1": args.path == "v1",
         "trainer.project_name": args.project,
         "trainer.experiment_name": args.experiment,
-        "transfer_queue.enable": args.path == "v1",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "++transfer_queue.enable": args.path == "v1",
+        "++transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
     config_dir = Path(verl.__file__).parent / "trainer" / "config"
     with initialize_config_dir(config_dir=str(config_dir), version_base=None):
