@@ -74,6 +74,11 @@ PLACES: Final[Mapping[str, Sequence[Place]]] = {
             ("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ",),
             needed=False,
         ),
+        Place(
+            "scores of a colocated reward model",
+            ("verl.experimental.reward_loop.reward_loop:RewardLoopManager.compute_rm_score",),
+            needed=False,
+        ),
     ),
     "ray": (
         Place("start-up of workers", ("ray._private.worker:init",)),

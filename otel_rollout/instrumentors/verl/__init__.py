@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from otel_rollout.instrumentors.hooking import HookingInstrumentor
 
-_WORKER = ("verl.trajectories:patch_worker", "verl.scoring:patch_worker")
+_WORKER = (
+    "verl.trajectories:patch_worker",
+    "verl.scoring:patch_worker",
+    "verl.colocated:patch_worker",
+)
 _SERVER = ("verl.servers:patch_server",)
 _VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _SGLANG = "verl.workers.rollout.sglang_rollout.async_sglang_server"
@@ -21,7 +25,10 @@ class VerlInstrumentor(HookingInstrumentor):
         "verl.experimental.agent_loop.agent_loop": (
             "verl.agents:patch_agent_loop",
             "verl.generation:patch_agent_loop",
+            "verl.colocated:patch_manager",
         ),
+        "verl.experimental.reward_loop.reward_loop": ("verl.colocated:patch_reward_loop",),
+        "verl.trainer.ppo.v1.trainer_base": ("verl.colocated:patch_trainer",),
         "verl.experimental.agent_loop.tool_agent_loop": ("verl.tools:patch_tool_agent_loop",),
         "verl.experimental.agent_loop.tool_parser": ("verl.agents:patch_tool_parser",),
         "verl.tools.base_tool": ("verl.tools:patch_base_tool",),

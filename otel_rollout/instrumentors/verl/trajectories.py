@@ -17,10 +17,11 @@ from otel_rollout import identity as identities
 from otel_rollout import semconv, snapshot
 from otel_rollout.diagnostics import logger, report_internal_error, say_once
 from otel_rollout.instrumentors.patching import Patches
+from otel_rollout.instrumentors.verl import colocated
 from otel_rollout.processor import sampling
 from otel_rollout.processor.token2text import register_tokenizer
 from otel_rollout.settings import settings
-from otel_rollout.trajectory import trajectory
+from otel_rollout.trajectory import Trajectory, trajectory
 
 PROVIDER: Final = "verl"
 
@@ -33,6 +34,8 @@ class Facts:
     group_id: Any = None
     session_id: Any = None
     raw_prompt: Any = None
+    opened: list[Trajectory] | None = None
+    """The trajectory, once it is open."""
 
 
 facts: ContextVar[Facts] = ContextVar("otel_rollout_verl_facts", default=Facts())  # noqa: B039
@@ -69,7 +72,10 @@ def _rollout_trace_attr(
 
 @contextlib.contextmanager
 def _both(ours: trajectory, theirs: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    with ours, theirs:
+    with ours as handle, theirs:
+        opened = facts.get().opened
+        if opened is not None:
+            opened.append(handle)
         yield
 
 
@@ -156,24 +162,31 @@ def _generate_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
                 plan(batch)
             except Exception as error:
                 report_internal_error("planning a batch", error)
-        return await method(self, batch, *args, **kwargs)
+        with colocated.batch():
+            return await method(self, batch, *args, **kwargs)
 
     return generate_sequences
 
 
 def _run_agent_loop(method: Callable[..., Any]) -> Callable[..., Any]:
     async def run_agent_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        opened: list[Trajectory] = []
         token = facts.set(
             Facts(
                 agent_name=kwargs.get("agent_name"),
                 group_id=kwargs.get("uid"),
                 session_id=kwargs.get("session_id"),
                 raw_prompt=kwargs.get("raw_prompt"),
+                opened=opened,
             )
         )
+        later = colocated.begin(self)
         try:
-            return await method(self, *args, **kwargs)
+            output = await method(self, *args, **kwargs)
+            colocated.note_output(output, opened)
+            return output
         finally:
+            colocated.end(later)
             facts.reset(token)
 
     return run_agent_loop
