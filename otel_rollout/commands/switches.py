@@ -15,7 +15,15 @@ from otel_rollout.settings import VARIABLES, Settings
 
 _OURS: Final = "otel_rollout"
 _PREFIXES: Final = ("OTEL_ROLLOUT_", "OTEL_EXPORTER_WEAVE_")
-_INTERNAL: Final = frozenset({"OTEL_ROLLOUT_IN_RAY_WORKER"})
+_INTERNAL: Final = frozenset(
+    {
+        "OTEL_ROLLOUT_IN_RAY_WORKER",
+        "OTEL_ROLLOUT_NO_EXPORTER_NAMED",
+        # Of the development environments, in a clone: see dev/envs.py.
+        "OTEL_ROLLOUT_CACHE",
+        "OTEL_ROLLOUT_PYTHON",
+    }
+)
 _NAMES: Final = frozenset(
     value for name, value in vars(environment_variables).items() if name.startswith("OTEL_")
 )

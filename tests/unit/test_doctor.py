@@ -76,7 +76,9 @@ def answering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 class TestVariables:
     """Each variable that keeps spans from being seen is named, and what to do."""
 
-    def test_nothing_wrong(self) -> None:
+    @pytest.mark.parametrize("of_a_clone", ["OTEL_ROLLOUT_CACHE", "OTEL_ROLLOUT_PYTHON"])
+    def test_nothing_wrong(self, monkeypatch: pytest.MonkeyPatch, of_a_clone: str) -> None:
+        monkeypatch.setenv(of_a_clone, "/somewhere")
         status, report = doctor()
         assert status == 0
         assert found(report) == {"no-credentials": "note", "empty": "note"}
