@@ -38,10 +38,10 @@ def test_it_is_feedback_on_the_root(
     recording.use_tracer_provider(provider)
     try:
         for number in range(4):
-            with trajectory(step=1, group_id="g", rollout_n=number):
+            with trajectory(step=1, group_id="scored afterwards", rollout_n=number):
                 pass
         for number in range(4):  # the whole batch has been rolled out, and is scored
-            found = ended_trajectory(group_id="g", rollout_n=number)
+            found = ended_trajectory(group_id="scored afterwards", rollout_n=number)
             assert found is not None
             found.record_reward(number / 4)
             found.record_reward(number - 1.5, name="advantage")
