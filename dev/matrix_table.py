@@ -82,8 +82,8 @@ def main() -> None:
         "|---|---|---|---|",
         *rows(report, folder),
         "",
-        "A version that is newer than these is instrumented as far as it fits; for what does not, "
-        "one line of the log names it.",
+        "A version that is newer than these is instrumented as far as it fits; `otel-rollout "
+        "doctor` names the places that it does not find.",
     ]
     TARGET.write_text("\n".join(lines) + "\n")
     print(TARGET.read_text())
