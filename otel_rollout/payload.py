@@ -13,15 +13,19 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from traceback import TracebackException
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_rollout.media import Reference
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan, Span
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Span, SpanKind
+
+    from otel_rollout.identity import Identity
 
 INT32: Final = "base64/int32-le"
 INT64: Final = "base64/int64-le"
@@ -239,7 +243,10 @@ def _decoded(typecode: str, text: str) -> array[Any]:
 
 # --- the way from the recorder to the processor --------------------------------------------------
 
-_LATE: Final = "_otel_rollout_late"
+LATE: Final = "_otel_rollout_late"
+"""Where a span says that nobody looks at its attributes before the worker thread does, and who
+starts the next ones; in its ``__dict__``."""
+_NOTHING: Final[Mapping[str, Any]] = {}
 _beside: dict[int, Payload] = {}
 
 
@@ -254,14 +261,24 @@ def beside(span: ReadableSpan) -> Payload | None:
     return _beside.get(context.span_id) if context is not None else None
 
 
-def let_come_late(span: Span) -> None:
+class Starter(Protocol):
+    """What starts spans whose attributes may come late, and as cheaply."""
+
+    def serve(self, tracer: Any) -> bool:
+        """Take the place of a tracer; False where it cannot."""
+
+    def start(self, name: str, context: Context, kind: SpanKind, identity: Identity) -> Span | None:
+        """Return a span, or ``None`` where the tracer has to decide."""
+
+
+def let_come_late(span: Any, starter: Starter) -> None:
     """For a processor, in ``on_start``: attributes of this span may come with its payload."""
-    vars(span)[_LATE] = True
+    vars(span)[LATE] = starter
 
 
-def may_come_late(span: Any) -> bool:
-    """Return whether a processor said so of this span."""
-    return _LATE in getattr(span, "__dict__", ())
+def may_come_late(span: Any) -> Starter | None:
+    """Return what a processor said of this span, if it did."""
+    return getattr(span, "__dict__", _NOTHING).get(LATE)
 
 
 def take_away(span_id: int) -> None:

@@ -41,8 +41,10 @@ MAX_MESSAGE: Final = 4096
 _MAX_FRAMES: Final = 100
 
 _tracer: Tracer | None = None
-_late = False
-"""Whether attributes could come late when a span was last started."""
+_lane: payloads.Starter | None = None
+"""What a processor said of the span that a tracer last started: that attributes may come late."""
+_starter: payloads.Starter | None = None
+"""The same, where it starts the next spans too."""
 
 
 def tracer() -> Tracer:
@@ -55,8 +57,9 @@ def tracer() -> Tracer:
 
 def use_tracer_provider(provider: TracerProvider | None) -> None:
     """Start spans with ``provider``; ``None`` returns to the global one."""
-    global _tracer
+    global _tracer, _lane, _starter
     _tracer = provider.get_tracer(semconv.SCOPE, __version__) if provider is not None else None
+    _lane = _starter = None
 
 
 class Recording:
@@ -225,34 +228,48 @@ def start(
     starts, so that samplers see them, unless nobody looks. The span is not made current; see
     :func:`active`.
     """
-    global _late
     if context is None:
         context = otel_context.get_current()
     try:
         if identity is None:
             identity = identities.from_context(context)
+        name = semconv.span_name(operation, subject)
         if identity is not None and not (identity.sampled or identity.held):
             return Recording(_absent(context), context)
-        all_attributes: dict[str, Any] = dict(identity.attributes) if identity is not None else {}
-        all_attributes[semconv.OPERATION] = operation
-        all_attributes[semconv.PROVIDER] = semconv.DEFAULT_PROVIDER
+        given: dict[str, Any] = dict(identity.attributes) if identity is not None else {}
+        given[semconv.OPERATION] = operation
+        given[semconv.PROVIDER] = semconv.DEFAULT_PROVIDER
         if attributes:
-            all_attributes.update(attributes)
-        late = _late
-        span = tracer().start_span(
-            semconv.span_name(operation, subject),
-            context=context,
-            kind=kind,
-            attributes=None if late else all_attributes,
-            links=links,
-        )
-        _late = payloads.may_come_late(span)
-        if late and not _late:  # somebody has come to look at them
-            span.set_attributes(all_attributes)
-        return Recording(span, context, operation, all_attributes if late and _late else None)
+            given.update(attributes)
+        if _starter is not None and links is None and identity is not None and identity.sampled:
+            light = _starter.start(name, context, kind, identity)
+            if light is not None:
+                return Recording(light, context, operation, given)
+        return _started(name, operation, context, kind, given, links)
     except Exception as error:
         report_internal_error("start", error)
         return Recording(trace.INVALID_SPAN, context)
+
+
+def _started(
+    name: str,
+    operation: str,
+    context: Context,
+    kind: SpanKind,
+    attributes: dict[str, Any],
+    links: Sequence[Link] | None,
+) -> Recording:
+    """Let the tracer start a span, and learn how the next ones may be."""
+    global _lane, _starter
+    late = _lane is not None
+    span = tracer().start_span(
+        name, context=context, kind=kind, attributes=None if late else attributes, links=links
+    )
+    _lane = payloads.may_come_late(span)
+    _starter = _lane if _lane is not None and _lane.serve(tracer()) else None
+    if late and _lane is None:  # somebody has come to look at them
+        span.set_attributes(attributes)
+    return Recording(span, context, operation, attributes if late and _lane else None)
 
 
 def unsampled_span(

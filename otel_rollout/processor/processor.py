@@ -27,6 +27,7 @@ from otel_rollout.processor import late_attributes
 from otel_rollout.processor.behind import Behind, behind, within
 from otel_rollout.processor.following import take_back_sampled
 from otel_rollout.processor.items import AttributeLimits, Item
+from otel_rollout.processor.light_span import Lane
 from otel_rollout.processor.worker import QuietFlusher, Worker
 from otel_rollout.settings import Settings, settings
 
@@ -145,7 +146,7 @@ class RolloutSpanProcessor(SpanProcessor):
         """Give the span its trajectory's attributes and tell the processors behind, at once."""
         identity = identities.from_context(parent_context)
         if identity is not None:
-            self._remember(span, identity)
+            self.remember(span, identity)
             if not identity.sampled:
                 if not self._holds(identity):
                     return
@@ -154,19 +155,21 @@ class RolloutSpanProcessor(SpanProcessor):
             if scope is None or scope.name != semconv.SCOPE:
                 span.set_attributes(identity.attributes)
             elif self._takes_late_attributes(span):
-                payloads.let_come_late(span)
+                payloads.let_come_late(span, Lane(span, self))
         for thing in self._behind:
             try:
                 thing.on_start(span, parent_context)
             except Exception as error:
                 report_internal_error(f"on_start of {thing.name}", error)
 
-    def _remember(self, span: Span, identity: Identity) -> None:
+    def remember(self, span: ReadableSpan, identity: Identity) -> None:
+        """Note whose span this is, until it ends."""
         if self._limits is None:
             self._limits = getattr(span, "_limits", None)
         while len(self._open) >= _OPEN_SPANS:  # never ended, long ago
             self._open.pop(next(iter(self._open)), None)
-        self._open[span.get_span_context().span_id] = identity
+        if span.context is not None:
+            self._open[span.context.span_id] = identity
 
     def _holds(self, identity: Identity) -> bool:
         """Return whether an unsampled trajectory's spans wait here for the tail rules."""

@@ -23,6 +23,7 @@ _Item = TypeVar("_Item")
 
 BATCH_ITEMS: Final = 64
 BATCH_BYTES: Final = 8 << 20
+LINGER_S: Final = 0.004
 
 
 class _Barrier:
@@ -146,7 +147,13 @@ class Worker(Generic[_Item]):
         # An exporter's own HTTP must not be traced, or every batch makes the next one.
         with suppress_instrumentation():
             while not self._stopped:
-                self._take(self._backlog.popleft() if self._backlog else self._items.get())
+                if self._backlog:
+                    self._take(self._backlog.popleft())
+                    continue
+                first = self._items.get()
+                if not isinstance(first[0], _Barrier):
+                    time.sleep(LINGER_S)
+                self._take(first)
             self._drain()
 
     def _drain(self) -> None:
