@@ -241,8 +241,8 @@ def start(
         given[semconv.PROVIDER] = semconv.DEFAULT_PROVIDER
         if attributes:
             given.update(attributes)
-        if _starter is not None and links is None and identity is not None and identity.sampled:
-            light = _starter.start(name, context, kind, identity)
+        if _starter is not None and links is None:
+            light = _starter.start(name, context, kind)
             if light is not None:
                 return Recording(light, context, operation, given)
         return _started(name, operation, context, kind, given, links)

@@ -20,11 +20,11 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, StaticSampler
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from otel_rollout import identity as identities
 from otel_rollout.payload import LATE
 from otel_rollout.processor.following import FollowingSampler
 
 if TYPE_CHECKING:
-    from otel_rollout.identity import Identity
     from otel_rollout.processor.processor import RolloutSpanProcessor
 
 _SAMPLED: Final = (TraceFlags.SAMPLED, TraceFlags.SAMPLED | 0x02)
@@ -76,13 +76,14 @@ class Lane:
         self._tracer = real
         return True
 
-    def start(
-        self, name: str, context: Context, kind: SpanKind, identity: Identity
-    ) -> LightSpan | None:
+    def start(self, name: str, context: Context, kind: SpanKind) -> LightSpan | None:
         """Return a span below the one of ``context``; ``None`` where the SDK has to decide."""
         tracer = self._tracer
+        identity = identities.from_context(context)
         if (
-            self.told._span_processors is not self._only
+            identity is None
+            or not identity.sampled
+            or self.told._span_processors is not self._only
             or tracer.sampler is not self._sampler
             or (self._is_enabled is not None and not self._is_enabled())
         ):

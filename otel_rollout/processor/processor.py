@@ -221,7 +221,8 @@ class RolloutSpanProcessor(SpanProcessor):
             self.counters["sampled_out"] += 1
             return
         item = Item(span, identity, payload)
-        self._worker.put(item, item.size())
+        # After a trajectory's root a process may be ended at any time.
+        self._worker.put(item, item.size(), urgent=payload is not None and payload.is_root)
 
     def _pass_outside(self, span: ReadableSpan) -> None:
         waits = False
@@ -237,40 +238,42 @@ class RolloutSpanProcessor(SpanProcessor):
     # --- on the worker thread --------------------------------------------------------------------
 
     def _handle(self, items: Sequence[Item]) -> None:
-        assembled: list[Assembled] = []
+        ended: list[Assembled | ReadableSpan] = []
         held: list[tuple[Item, Assembled]] = []
-        outside: list[ReadableSpan] = []
+        handed_on = 0
         for item in items:
             if item.identity is None and item.payload is None:
-                outside.append(item.span)
+                ended.append(item.span)
                 continue
             try:
                 one = self._assembler.assemble(item)
                 if item.identity is not None and item.identity.held:
                     held.append((item, one))
                 else:
-                    assembled.append(one)
+                    ended.append(one)
+                    handed_on += 1
                 give_way()
             except Exception as error:
                 self.counters["failed_in_worker"] += 1
                 report_internal_error("assemble", error)
-        self._hand_on(assembled, self._behind, outside)
-        self.counters["handed_on"] += len(assembled)
+        self._hand_on(ended, self._behind)
+        self.counters["handed_on"] += handed_on
         if held and self._holding is not None:
             self._holding.take(held)
 
-    def _hand_on(
-        self,
-        assembled: Sequence[Assembled],
-        things: Sequence[Behind],
-        outside: Sequence[ReadableSpan] = (),
-    ) -> None:
-        """Give some of what is behind what it should see."""
+    def _hand_on(self, ended: Sequence[Assembled | ReadableSpan], things: Sequence[Behind]) -> None:
+        """Give some of what is behind what it should see, in the order in which it ended.
+
+        Spans outside of any trajectory stand there as they are.
+        """
         touched = False
         for thing in things:
-            spans = [one.at(thing.level) for one in assembled]
-            if not thing.holds_back:
-                spans += outside
+            spans: list[ReadableSpan] = []
+            for one in ended:
+                if not isinstance(one, ReadableSpan):
+                    spans.append(one.at(thing.level))
+                elif not thing.holds_back:
+                    spans.append(one)
             if not spans:
                 continue
             try:
