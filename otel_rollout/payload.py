@@ -13,7 +13,7 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from traceback import TracebackException
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -251,9 +251,7 @@ def _decoded(typecode: str, text: str) -> array[Any]:
 
 # --- the way from the recorder to the processor --------------------------------------------------
 
-LATE: Final = "_otel_rollout_late"
-"""Where a span says that nobody looks at its attributes before the worker thread does, and who
-starts the next ones; in its ``__dict__``."""
+_STARTER: Final = "_otel_rollout_starter"
 _NOTHING: Final[Mapping[str, Any]] = {}
 _beside: dict[int, Payload] = {}
 
@@ -270,25 +268,40 @@ def beside(span: ReadableSpan) -> Payload | None:
 
 
 class Starter(Protocol):
-    """What starts spans whose attributes may come late, and as cheaply."""
+    """What starts spans in a tracer's place, for less, where nobody would see a difference."""
 
     def serve(self, tracer: Any) -> bool:
         """Take the place of a tracer; False where it cannot."""
 
-    def start(self, name: str, context: Context, kind: SpanKind) -> Span | None:
-        """Return a span, or ``None`` where the tracer has to decide."""
+    def start(
+        self, name: str, context: Context, kind: SpanKind, attributes: dict[str, Any]
+    ) -> Span | None:
+        """Return a span, or ``None`` where the tracer has to decide.
+
+        ``attributes`` are not on it, and may still change: they come with its payload.
+        """
 
 
-def let_come_late(span: Any, starter: Starter) -> None:
-    """For a processor, in ``on_start``: attributes of this span may come with its payload."""
-    vars(span)[LATE] = starter
+def offer_starter(span: Any, starter: Starter) -> None:
+    """For a processor, in ``on_start``: what may start spans in place of this one's tracer."""
+    vars(span)[_STARTER] = starter
 
 
-def may_come_late(span: Any) -> Starter | None:
-    """Return what a processor said of this span, if it did."""
-    return getattr(span, "__dict__", _NOTHING).get(LATE)
+def starter(span: Any) -> Starter | None:
+    """Return what a processor offered when this span started, if it did."""
+    return getattr(span, "__dict__", _NOTHING).get(_STARTER)
 
 
 def take_away(span_id: int) -> None:
     """Forget the payload: the span has ended and every processor has seen it."""
     _beside.pop(span_id, None)
+
+
+@contextlib.contextmanager
+def laid_beside(span_id: int, payload: Payload) -> Iterator[None]:
+    """:func:`lay_beside` for the time of a block."""
+    lay_beside(span_id, payload)
+    try:
+        yield
+    finally:
+        take_away(span_id)

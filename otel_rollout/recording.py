@@ -41,10 +41,8 @@ MAX_MESSAGE: Final = 4096
 _MAX_FRAMES: Final = 100
 
 _tracer: Tracer | None = None
-_lane: payloads.Starter | None = None
-"""What a processor said of the span that a tracer last started: that attributes may come late."""
 _starter: payloads.Starter | None = None
-"""The same, where it starts the next spans too."""
+"""What starts spans in the tracer's place, where a processor offered it on the last one."""
 
 
 def tracer() -> Tracer:
@@ -57,9 +55,9 @@ def tracer() -> Tracer:
 
 def use_tracer_provider(provider: TracerProvider | None) -> None:
     """Start spans with ``provider``; ``None`` returns to the global one."""
-    global _tracer, _lane, _starter
+    global _tracer, _starter
     _tracer = provider.get_tracer(semconv.SCOPE, __version__) if provider is not None else None
-    _lane = _starter = None
+    _starter = None
 
 
 class Recording:
@@ -242,7 +240,7 @@ def start(
         if attributes:
             given.update(attributes)
         if _starter is not None and links is None:
-            light = _starter.start(name, context, kind)
+            light = _starter.start(name, context, kind, given)
             if light is not None:
                 return Recording(light, context, operation, given)
         return _started(name, operation, context, kind, given, links)
@@ -259,17 +257,12 @@ def _started(
     attributes: dict[str, Any],
     links: Sequence[Link] | None,
 ) -> Recording:
-    """Let the tracer start a span, and learn how the next ones may be."""
-    global _lane, _starter
-    late = _lane is not None
-    span = tracer().start_span(
-        name, context=context, kind=kind, attributes=None if late else attributes, links=links
-    )
-    _lane = payloads.may_come_late(span)
-    _starter = _lane if _lane is not None and _lane.serve(tracer()) else None
-    if late and _lane is None:  # somebody has come to look at them
-        span.set_attributes(attributes)
-    return Recording(span, context, operation, attributes if late and _lane else None)
+    """Let the tracer start a span, and learn whether it has to start the next ones."""
+    global _starter
+    span = tracer().start_span(name, context=context, kind=kind, attributes=attributes, links=links)
+    offered = payloads.starter(span)
+    _starter = offered if offered is not None and offered.serve(tracer()) else None
+    return Recording(span, context, operation)
 
 
 def unsampled_span(

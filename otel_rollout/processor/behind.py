@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.exporters.bounded import ByteBoundedExporter
 from otel_rollout.processor.items import LEVELS
-from otel_rollout.processor.late_attributes import is_quiet
+from otel_rollout.processor.light_span import is_quiet
 from otel_rollout.randomness import give_exporters_their_own
 
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, StaticSampler
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from otel_rollout import identity as identities
-from otel_rollout.payload import LATE
+from otel_rollout import payload as payloads
 from otel_rollout.processor.following import FollowingSampler
 
 if TYPE_CHECKING:
@@ -29,7 +30,24 @@ if TYPE_CHECKING:
 
 _SAMPLED: Final = (TraceFlags.SAMPLED, TraceFlags.SAMPLED | 0x02)
 """Without and with the flag that says that the trace's id is random; a child has its parent's."""
+_QUIET: Final = (SpanProcessor, BatchSpanProcessor, SimpleSpanProcessor)
+"""Their hooks of a span's start and of its ending do nothing."""
 _becoming: Final = threading.RLock()
+
+
+def is_alone(span: Any, processor: SpanProcessor) -> bool:
+    """Return whether ``processor`` is the only one that the span is told to."""
+    multi = getattr(span, "_span_processor", None)
+    seen_by = getattr(multi, "_span_processors", None)
+    return type(seen_by) is tuple and len(seen_by) == 1 and seen_by[0] is processor
+
+
+def is_quiet(processor: SpanProcessor) -> bool:
+    """Return whether a span processor does nothing before a span has ended."""
+    return all(
+        getattr(type(processor), hook, None) in [getattr(quiet, hook, None) for quiet in _QUIET]
+        for hook in ("on_start", "_on_ending")
+    )
 
 
 def follows_its_parent(sampler: Sampler | None) -> bool:
@@ -65,6 +83,14 @@ class Lane:
         self._tracer: Any = None
         self._is_enabled: Any = None
 
+    def is_of(self, span: Span) -> bool:
+        """Return whether this would be the lane that is opened for ``span``."""
+        return (
+            getattr(span, "_sampler", None) is self._sampler
+            and span.resource is self.resource
+            and span.instrumentation_scope is self.scope
+        )
+
     def serve(self, tracer: Any) -> bool:
         """Take the place of ``tracer``; False where its spans cannot be light ones."""
         real = getattr(tracer, "_tracer", tracer)  # of a tracer that was made before its provider
@@ -76,7 +102,9 @@ class Lane:
         self._tracer = real
         return True
 
-    def start(self, name: str, context: Context, kind: SpanKind) -> LightSpan | None:
+    def start(
+        self, name: str, context: Context, kind: SpanKind, attributes: dict[str, Any]
+    ) -> LightSpan | None:
         """Return a span below the one of ``context``; ``None`` where the SDK has to decide."""
         tracer = self._tracer
         identity = identities.from_context(context)
@@ -98,7 +126,7 @@ class Lane:
             parent.trace_flags,
             parent.trace_state,
         )
-        span = LightSpan(self, name, own, parent, kind)
+        span = LightSpan(self, name, own, parent, kind, attributes)
         self._processor.remember(span, identity)
         return span
 
@@ -110,7 +138,13 @@ class LightSpan(ReadableSpan, trace.Span):  # type: ignore[misc]
     """
 
     def __init__(
-        self, lane: Lane, name: str, context: SpanContext, parent: SpanContext, kind: SpanKind
+        self,
+        lane: Lane,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext,
+        kind: SpanKind,
+        given: dict[str, Any],
     ) -> None:
         super().__init__(
             name=name,
@@ -121,7 +155,8 @@ class LightSpan(ReadableSpan, trace.Span):  # type: ignore[misc]
             start_time=time_ns(),
             instrumentation_scope=lane.scope,
         )
-        self.__dict__[LATE] = lane
+        self._lane = lane
+        self._given: dict[str, Any] | None = given
         self._full: Any = None
 
     def end(self, end_time: int | None = None) -> None:
@@ -132,8 +167,13 @@ class LightSpan(ReadableSpan, trace.Span):  # type: ignore[misc]
         self._end_time = time_ns() if end_time is None else end_time
         if self._full is not None:
             self._full.end(self._end_time)
-        lane: Lane = self.__dict__[LATE]
-        lane.told.on_end(self)
+        given, self._given = self._given, None
+        if payloads.beside(self) is None and self._context is not None:
+            # Ended by somebody else than who recorded it: then this is all that comes with it.
+            with payloads.laid_beside(self._context.span_id, payloads.Payload(attributes=given)):
+                self._lane.told.on_end(self)
+        else:
+            self._lane.told.on_end(self)
 
     def is_recording(self) -> bool:
         """Return whether the span has not ended."""
@@ -151,7 +191,7 @@ class LightSpan(ReadableSpan, trace.Span):  # type: ignore[misc]
             self._name, self._status = full._name, full._status
 
     def _made_full(self) -> Any:
-        lane: Lane = self.__dict__[LATE]
+        lane = self._lane
         make: Any = lane.kind
         full = make(
             name=self._name,

@@ -23,11 +23,10 @@ from otel_rollout.diagnostics import contained, report_internal_error, say_once
 from otel_rollout.fairness import give_way
 from otel_rollout.forking import in_child_while_alive
 from otel_rollout.identity import Identity
-from otel_rollout.processor import late_attributes
 from otel_rollout.processor.behind import Behind, behind, within
 from otel_rollout.processor.following import take_back_sampled
 from otel_rollout.processor.items import AttributeLimits, Item
-from otel_rollout.processor.light_span import Lane
+from otel_rollout.processor.light_span import Lane, is_alone
 from otel_rollout.processor.worker import QuietFlusher, Worker
 from otel_rollout.settings import Settings, settings
 
@@ -92,8 +91,7 @@ class RolloutSpanProcessor(SpanProcessor):
         self._flusher = QuietFlusher("otel-rollout-flush", self._flush_behind)
         self._limits: Any = None
         self._behind_is_quiet = all(thing.is_quiet for thing in self._behind)
-        self._sampler: Any = None
-        self._sampler_asks = True
+        self._lane: Lane | None = None
         self._shut_down = False
         self._holding = self._begin_holding(self._settings.keep if keep is None else keep)
         self_metrics.observe(self_metrics.PROCESSOR, self, RolloutSpanProcessor._queue)
@@ -154,8 +152,8 @@ class RolloutSpanProcessor(SpanProcessor):
             scope = span.instrumentation_scope
             if scope is None or scope.name != semconv.SCOPE:
                 span.set_attributes(identity.attributes)
-            elif self._takes_late_attributes(span):
-                payloads.let_come_late(span, Lane(span, self))
+            elif self._behind_is_quiet and is_alone(span, self):
+                payloads.offer_starter(span, self._lane_of(span))
         for thing in self._behind:
             try:
                 thing.on_start(span, parent_context)
@@ -181,15 +179,10 @@ class RolloutSpanProcessor(SpanProcessor):
             if identity.held:
                 self._open[span_id] = Identity(identity.attributes, sampled=False)
 
-    def _takes_late_attributes(self, span: Span) -> bool:
-        """Return whether nobody but the worker thread looks at the span's attributes."""
-        if not self._behind_is_quiet or not late_attributes.is_alone(span, self):
-            return False
-        sampler = getattr(span, "_sampler", None)
-        if sampler is not self._sampler:
-            self._sampler = sampler
-            self._sampler_asks = late_attributes.asks_for_attributes(sampler)
-        return not self._sampler_asks
+    def _lane_of(self, span: Span) -> Lane:
+        if self._lane is None or not self._lane.is_of(span):
+            self._lane = Lane(span, self)
+        return self._lane
 
     def _on_ending(self, span: Span) -> None:
         if not self._behind_is_quiet:

@@ -6,10 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_rollout.payload import Choice, Payload, pack_floats, pack_ids, pack_mask
+from otel_rollout.processor import worker as workers
 from otel_rollout.processor.worker import BATCH_ITEMS, Worker
 
 
@@ -105,3 +107,39 @@ def test_a_packed_payload_says_the_same(
     assert payload.size() <= size
     payload.pack()
     assert said(payload) == before
+
+
+class TestWaitingForABurst:
+    @pytest.fixture(autouse=True)
+    def lingers_for_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(workers, "LINGER_S", 600.0)
+
+    @staticmethod
+    def worker() -> tuple[Worker[Item], list[list[int]], threading.Semaphore]:
+        batches: list[list[int]] = []
+        done = threading.Semaphore(0)
+
+        def handle(items: Sequence[Item]) -> None:
+            batches.append([item.number for item in items])
+            done.release()
+
+        return Worker("w", handle, Item.compact, 10**6, Counter()), batches, done
+
+    def test_what_comes_together_is_handled_together_once_it_is_urgent(self) -> None:
+        worker, batches, done = self.worker()
+        for number in range(3):
+            worker.put(Item(number), 100)
+        worker.put(Item(3), 100, urgent=True)
+        assert done.acquire(timeout=60)
+        assert batches == [[0, 1, 2, 3]]
+        assert worker.stop(60)
+
+    def test_a_flush_does_not_wait(self) -> None:
+        worker, batches, _ = self.worker()
+        for number in range(3):
+            worker.put(Item(number), 100)
+        assert worker.wait_for_all(60)
+        assert [number for batch in batches for number in batch] == [0, 1, 2]
+        worker.put(Item(3), 100)
+        assert worker.stop(60)
+        assert [number for batch in batches for number in batch] == [0, 1, 2, 3]
