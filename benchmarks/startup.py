@@ -37,6 +37,9 @@ class Environments:
         environ = {
             key: value for key, value in os.environ.items() if not key.startswith(("OTEL", "WANDB"))
         }
+        # Compiled once, as an installer would have it, whatever this shell says of byte code.
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        environ["PYTHONPYCACHEPREFIX"] = str(Path(self._folder.name) / "bytecode")
         environ["OTEL_ROLLOUT_DIR"] = str(Path(self._folder.name) / "store")
         if exporter is not None:
             environ["OTEL_TRACES_EXPORTER"] = exporter

@@ -82,6 +82,11 @@ def _installed(signal: str, exporter: str) -> bool:
 
 def _configure_sdk() -> None:
     from opentelemetry.instrumentation.version import __version__
+
+    from otel_rollout.tracing_setup import set_up_tracing
+
+    if set_up_tracing(__version__):
+        return
     from opentelemetry.sdk._configuration import _OTelSDKConfigurator
 
     _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__)  # type: ignore[no-untyped-call]

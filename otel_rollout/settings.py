@@ -18,12 +18,16 @@ from typing import Any, Final
 
 from otel_rollout import environment_variables as env
 from otel_rollout.diagnostics import say_once
-from otel_rollout.processor import keeping
 
 IN_RAY_WORKER: Final = "OTEL_ROLLOUT_IN_RAY_WORKER"
 """Set in Ray workers by the start-up hook: what the driver has said already is not said again."""
 
 SPOOL_FOLDER: Final = "spool"
+
+ALLOWED_RULES: Final = (
+    "`error`, `group`, `module:function`, and reward, turns, tokens or duration compared with a "
+    "number (`reward<0.1`, `turns>8`), separated by commas"
+)
 
 CONTENT_VALUES: Final = {
     "true": True,
@@ -154,6 +158,8 @@ def _endpoint(text: str) -> str:
 
 
 def _rules(text: str) -> str:
+    from otel_rollout.processor import keeping  # only where there are rules
+
     keeping.parse(text)
     return text
 
@@ -202,7 +208,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     Variable(
         env.OTEL_ROLLOUT_KEEP,
         "keep",
-        keeping.ALLOWED,
+        ALLOWED_RULES,
         "tail rules: an unsampled trajectory that one of them names is kept all the same, whole; "
         "`group` keeps the others of its group with it",
         "nothing",
@@ -303,7 +309,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         try:
             values[variable.field] = variable.parse(text)
         except Exception as error:
-            reason = f" ({error})" if isinstance(error, keeping.RuleError) else ""
+            reason = f" ({error})" if variable.parse is _rules else ""  # they say where
             level = logging.DEBUG if environ.get(IN_RAY_WORKER) else logging.WARNING
             say_once(
                 f"setting:{variable.name}",

@@ -18,14 +18,11 @@ from typing import Any, Final, Protocol
 
 from otel_rollout.diagnostics import report_internal_error, say_once
 from otel_rollout.identity import AttributeValue
+from otel_rollout.settings import ALLOWED_RULES
 
 ERROR: Final = "error"
 GROUP: Final = "group"
 FIELDS: Final = ("reward", "turns", "tokens", "duration")
-ALLOWED: Final = (
-    "`error`, `group`, `module:function`, and reward, turns, tokens or duration compared with a "
-    "number (`reward<0.1`, `turns>8`), separated by commas"
-)
 
 _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,
@@ -242,7 +239,7 @@ def rules_of(keep: str | Callback | None) -> Rules | None:
                 "keep=%r is not usable (%s): allowed is %s; going on without tail rules",
                 keep,
                 error,
-                ALLOWED.replace("`", ""),
+                ALLOWED_RULES.replace("`", ""),
             )
             return None
     name = getattr(keep, "__qualname__", type(keep).__qualname__)
