@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.probe import ROOT
+
+
+class Start(NamedTuple):
+    """Seconds from the start to the end of a program that does nothing."""
+
+    wall: float
+    cpu: float
+    """User's and system's, which hangs less on what else the machine does."""
+
+
+def _cpu_of_ended() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Environments:
@@ -31,8 +46,8 @@ class Environments:
         )
         script.chmod(0o755)
 
-    def start(self, *, ours: bool, exporter: str | None) -> float:
-        """Seconds from the start to the end of a program that does nothing."""
+    def start(self, *, ours: bool, exporter: str | None) -> Start:
+        """Run a program that does nothing."""
         folder = self._with if ours else self._without
         environ = {
             key: value for key, value in os.environ.items() if not key.startswith(("OTEL", "WANDB"))
@@ -44,9 +59,9 @@ class Environments:
         if exporter is not None:
             environ["OTEL_TRACES_EXPORTER"] = exporter
         command = [folder / "bin" / "opentelemetry-instrument", folder / "bin" / "python"]
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), _cpu_of_ended()
         subprocess.run([*command, "-c", "pass"], check=True, env=environ, cwd=self._folder.name)
-        return time.perf_counter() - begun
+        return Start(time.perf_counter() - begun, _cpu_of_ended() - used)
 
     def check(self) -> None:
         """Raise unless the one has our package and the other has not."""
@@ -69,9 +84,11 @@ def main() -> None:
     both = Environments()
     both.check()
     for _ in range(5):
+        without = both.start(ours=False, exporter=None)
+        ours = both.start(ours=True, exporter="weave")
         print(
-            f"without {both.start(ours=False, exporter=None):.3f} s, "
-            f"with {both.start(ours=True, exporter='weave'):.3f} s",
+            f"without {without.wall:.3f} s (CPU {without.cpu:.3f}), "
+            f"with {ours.wall:.3f} s (CPU {ours.cpu:.3f})",
             file=sys.stderr,
         )
     both.close()
