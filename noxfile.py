@@ -117,7 +117,8 @@ def ray(session: nox.Session, version: str) -> None:
     """Ray: a local and an existing cluster, actors and tasks of every kind."""
     stand_on(session, "verl", f"ray[default]=={version}")
     python = Path(session.virtualenv.location) / "bin" / "python"
-    run_tests(session, "tests/e2e/test_ray.py", TEST_VERL_PYTHON=str(python))
+    fit = "tests/versions/test_fit.py"
+    run_tests(session, "tests/e2e/test_ray.py", fit, TEST_VERL_PYTHON=str(python))
 
 
 @nox.session

@@ -6,15 +6,16 @@ places are looked for in the libraries' source files.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from otel_rollout.commands.findings import WARNING, Finding
+from otel_rollout.instrumentors.places import PLACES
+from otel_rollout.instrumentors.sources import is_there
 
 OURS: Final = "otel-rollout"
 _ALSO: Final = (
@@ -30,81 +31,6 @@ _ALSO: Final = (
     "transformers",
     "torch",
 )
-
-
-@dataclass(frozen=True)
-class Place:
-    """A function or class that we patch, by its names in the versions that we know.
-
-    ``gives``: what would be missing from a trace without it. ``needed``: False where versions of
-    the library are in use that never had it.
-    """
-
-    gives: str
-    names: tuple[str, ...]
-    needed: bool = True
-
-
-PLACES: Final[Mapping[str, Sequence[Place]]] = {
-    "verl": (
-        Place("trajectories", ("verl.utils.rollout_trace:rollout_trace_attr",)),
-        Place("agent loops", ("verl.experimental.agent_loop.agent_loop:AgentLoopBase.run",)),
-        Place(
-            "generations",
-            (
-                "verl.workers.rollout.llm_server:LLMServerClient.generate",
-                "verl.experimental.agent_loop.agent_loop:AsyncLLMServerManager.generate",
-            ),
-        ),
-        Place(
-            "tool calls",
-            ("verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop._call_tool",),
-        ),
-        Place("tools", ("verl.tools.base_tool:BaseTool.execute",)),
-        Place("function tools", ("verl.tools.function_tool:FunctionTool.call",), needed=False),
-        Place(
-            "identity on the classic path",
-            (
-                "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
-                "verl.experimental.agent_loop.agent_loop:AgentLoopWorkerBase._run_agent_loop",
-            ),
-        ),
-        Place(
-            "identity on the V1 path",
-            ("verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ",),
-            needed=False,
-        ),
-        Place(
-            "scores of a colocated reward model",
-            ("verl.experimental.reward_loop.reward_loop:RewardLoopManager.compute_rm_score",),
-            needed=False,
-        ),
-    ),
-    "ray": (
-        Place("start-up of workers", ("ray._private.worker:init",)),
-        Place("context into actors", ("ray.actor:ActorHandle._actor_method_call",)),
-        Place("context into tasks", ("ray.remote_function:RemoteFunction._remote",)),
-        Place(
-            "actor classes",
-            ("ray._private.function_manager:FunctionActorManager._load_actor_class_from_gcs",),
-        ),
-    ),
-    "vllm": (
-        Place(
-            "the engine's spans",
-            (
-                "vllm.v1.engine.async_llm:AsyncLLM.generate",
-                "vllm.engine.async_llm_engine:AsyncLLMEngine.generate",
-            ),
-        ),
-    ),
-    "sglang": (
-        Place(
-            "the engine's spans",
-            ("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",),
-        ),
-    ),
-}
 
 
 @dataclass
@@ -150,10 +76,10 @@ def libraries() -> list[Library]:
             continue
         library = Library(name, version_of(name) or version_of(f"{name}-cpu"))
         for place in places:
-            where = next((one for one in place.names if _is_there(one, roots)), None)
+            where = next((one for one in place.names if is_there(one, roots)), None)
             if where is not None:
                 library.found[place.gives] = where
-            elif place.needed:
+            elif place.expected_in(library.version):
                 library.missing.append(place.gives)
         result.append(library)
     return result
@@ -178,31 +104,3 @@ def _folders(package: str) -> list[Path]:
     except (ImportError, ValueError):
         return []
     return [Path(one) for one in (spec and spec.submodule_search_locations) or ()]
-
-
-def _is_there(name: str, roots: Sequence[Path]) -> bool:
-    module, _, qualified = name.partition(":")
-    tree = _source(module, roots)
-    return tree is not None and _defines(tree, qualified.split("."))
-
-
-def _source(module: str, roots: Sequence[Path]) -> ast.Module | None:
-    parts = module.split(".")[1:]
-    for root in roots:
-        path = root.joinpath(*parts)
-        for file in (path.with_suffix(".py"), path / "__init__.py"):
-            try:
-                return ast.parse(file.read_bytes())
-            except (OSError, SyntaxError, ValueError):
-                continue
-    return None
-
-
-def _defines(tree: ast.AST, names: Sequence[str]) -> bool:
-    """Return whether ``Class.method`` or a function is defined, under an ``if`` or ``try`` too."""
-    for node in ast.walk(tree) if isinstance(tree, ast.Module) else ast.iter_child_nodes(tree):
-        if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        if node.name == names[0]:
-            return len(names) == 1 or _defines(node, names[1:])
-    return False

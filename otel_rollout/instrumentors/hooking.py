@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, Final
 
 from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
@@ -16,6 +17,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 )
 
 from otel_rollout import startup
+from otel_rollout.diagnostics import report_internal_error
 from otel_rollout.instrumentors.patching import Patches
 
 _PACKAGE: Final = "otel_rollout.instrumentors"
@@ -36,17 +38,35 @@ def named(name: str) -> Callable[..., None]:
     return patch
 
 
+def _patch_module(patches: Patches, hooks: Sequence[str], library: str, module: ModuleType) -> None:
+    """Patch a module that has been imported; what raises must not reach who imports it."""
+    for hook in hooks:
+        try:
+            named(hook)(patches, module)
+        except Exception as error:
+            patches.failures.setdefault(f"{module.__name__}, by {hook}", error)
+    if library:
+        named("fit:check_module")(patches, module)
+        if module.__name__ == library:
+            named("fit:check_package")(patches, module)
+    else:
+        for where, failure in patches.failures.items():
+            report_internal_error(where, failure)
+
+
 class HookingInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """Patches modules and actor classes of one library, by what is named (see :func:`named`).
 
     ``hooks``: name of a module to what is called with the patches and the module when it has been
     imported. ``actors``: module and name of a class to what is called with it and the patches.
+    ``library``: the package that they are of, whose places :mod:`.fit` looks for.
 
     Nothing is imported and no distribution is asked for: hooks wait for the import, whatever way
     the library came (a wheel, a fork of another name, a checkout on the path). Ray's own services
     are left as they are, and so is everything where tracing is switched off by a variable.
     """
 
+    library: ClassVar[str] = ""
     hooks: ClassVar[Mapping[str, Sequence[str]]]
     actors: ClassVar[Mapping[tuple[str, str], Sequence[str]]] = {}
 
@@ -58,9 +78,14 @@ class HookingInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         self._patches = Patches()
         if startup.switched_off or startup.is_ray_service():
             return
-        for module, hooks in self.hooks.items():
-            for hook in hooks:
-                self._patches.when_imported(module, functools.partial(named(hook), self._patches))
+        modules = {**self.hooks}
+        if self.library:
+            for module in (self.library, *(module for module, _ in self.actors)):
+                modules.setdefault(module, ())
+        for module, hooks in modules.items():
+            self._patches.when_imported(
+                module, functools.partial(_patch_module, self._patches, hooks, self.library)
+            )
         for actor_class, hooks in self.actors.items():
             actor_classes[actor_class] = [named(hook) for hook in hooks]
 

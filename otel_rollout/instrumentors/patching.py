@@ -14,11 +14,13 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import wrapt
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+_Owner = TypeVar("_Owner", bound="ModuleType | type")
+_Value = TypeVar("_Value")
 
 MARK: Final = "__otel_rollout__"
 """Attribute of every function that we put in place; a plain True, which pickles by value too."""
@@ -62,12 +64,44 @@ def _replacement(current: Any, make: Callable[[Any], Any]) -> Any:
     return replacement
 
 
+def _noting_failure(
+    change: Callable[[Patches, _Owner, str, _Value], bool],
+) -> Callable[[Patches, _Owner | None, str, _Value], bool]:
+    """Let a change that raises, or whose owner is not there, return False: others go on."""
+
+    @functools.wraps(change)
+    def attempt(self: Patches, owner: _Owner | None, name: str, value: _Value) -> bool:
+        if owner is None:
+            return False
+        try:
+            return change(self, owner, name, value)
+        except Exception as error:
+            self.failures.setdefault(_full_name(owner, name), error)
+            return False
+
+    return attempt
+
+
+def _full_name(owner: Any, name: str) -> str:
+    if isinstance(owner, type):
+        return f"{owner.__module__}:{owner.__qualname__}.{name}"
+    return f"{getattr(owner, '__name__', owner)}:{name}"
+
+
 class Patches:
-    """What one instrumentor has put in place."""
+    """What one instrumentor has put in place.
+
+    An owner may be ``None``, a class that this version of a library does not have: then, and where
+    the owner lacks the function, nothing happens. ``failures``: what could not be patched though it
+    is there, as ``module:Class.method``, to why. ``told``: whether people have been told of what
+    is missing.
+    """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._hooked: set[str] = set()
+        self.failures: dict[str, Exception] = {}
+        self.told = False
         self.active = True
 
     def when_imported(self, module: str, patch: Callable[[ModuleType], None]) -> None:
@@ -83,6 +117,7 @@ class Patches:
 
         wrapt.register_post_import_hook(hook, module)
 
+    @_noting_failure
     def function(self, module: ModuleType, name: str, wrapper: Wrapper) -> bool:
         """Wrap a module's function, under its name in every module that has imported it already."""
         current = getattr(module, name, None)
@@ -101,6 +136,7 @@ class Patches:
                 self._set(other, name, wrapped)
         return True
 
+    @_noting_failure
     def variable(self, module: ModuleType, name: str, value: Any) -> bool:
         """Give a module's variable a value, where there is one and nothing has set it yet."""
         if vars(module).get(name, value) is not None:
@@ -108,6 +144,7 @@ class Patches:
         self._set(module, name, value)
         return True
 
+    @_noting_failure
     def method(self, owner: type, name: str, make: Callable[[Any], Any]) -> bool:
         """Replace a class's own method by ``make(method)``, as a plain function.
 
@@ -126,6 +163,7 @@ class Patches:
         self._set(owner, name, _replacement(current, make))
         return True
 
+    @_noting_failure
     def actor_method(self, actor_class: type, name: str, make: Callable[[Any], Any]) -> bool:
         """Replace a method of a class that Ray has just loaded, inherited or its own."""
         current = getattr(actor_class, name, None)
@@ -137,7 +175,8 @@ class Patches:
         self._set(actor_class, name, replacement)
         return True
 
-    def every_subclass(self, base: type, name: str, make: Callable[[Any], Any]) -> None:
+    @_noting_failure
+    def every_subclass(self, base: type, name: str, make: Callable[[Any], Any]) -> bool:
         """Replace method ``name`` of ``base`` and of every subclass, those to come included."""
         todo = [base]
         while todo:
@@ -145,6 +184,7 @@ class Patches:
             self.method(owner, name, make)
             todo.extend(owner.__subclasses__())
         self._on_subclass(base, lambda owner: self.active and self.method(owner, name, make))
+        return True
 
     def _on_subclass(self, base: type, patch: Callable[[type], Any]) -> None:
         before = vars(base).get("__init_subclass__")
@@ -175,5 +215,6 @@ class Patches:
         """Put back everything that was replaced, last first."""
         self.active = False
         self._hooked.clear()
+        self.failures.clear()
         while self._undo:
             self._undo.pop()()

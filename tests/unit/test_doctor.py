@@ -16,7 +16,7 @@ from benchmarks.synthetic_store import write_store
 from otel_rollout import delivery_state
 from otel_rollout.cli import main
 from otel_rollout.commands import libraries
-from otel_rollout.commands.libraries import Place
+from otel_rollout.instrumentors.places import Place
 
 KEY = "k" * 40
 
@@ -254,7 +254,7 @@ class TestLibraries:
             monkeypatch,
             Place("runs", ("rolling.old:Loop.run", "rolling.loop:Loop.run")),
             Place("tools", ("rolling.loop:Loop.call_tool",)),
-            Place("rewards", ("rolling.rewards:score",), needed=False),
+            Place("rewards", ("rolling.rewards:score",), until="2.0"),
         )
         assert report["libraries"] == {
             "rolling": {

@@ -8,6 +8,7 @@ from otel_rollout.instrumentors.hooking import HookingInstrumentor
 class RayInstrumentor(HookingInstrumentor):
     """Instruments Ray 2.43 and newer."""
 
+    library = "ray"
     hooks = {
         "ray": ("ray.workers:patch_init",),
         "ray.actor": ("ray.context:patch_calls",),

@@ -29,11 +29,18 @@ def patch_loader(patches: Patches, manager: ModuleType) -> None:
 
         return load
 
-    patches.method(manager.FunctionActorManager, "_load_actor_class_from_gcs", loading)
+    owner = getattr(manager, "FunctionActorManager", None)
+    patches.method(owner, "_load_actor_class_from_gcs", loading)
 
 
 def _patch_class(actor_class: Any, patches: Patches) -> None:
     for owner in reversed(getattr(actor_class, "__mro__", ())):
         for patch in actor_classes.get((owner.__module__, owner.__name__), ()):
             # On the class that Ray will instantiate: its methods hide those of its bases.
-            patch(actor_class, patches)
+            try:
+                patch(actor_class, patches)
+            except Exception as error:
+                report_internal_error(f"actor class {owner.__name__}", error)
+    while patches.failures:
+        where, failure = patches.failures.popitem()
+        report_internal_error(f"actor class {actor_class.__name__} ({where})", failure)

@@ -27,7 +27,7 @@ _PARAMETER = "_ray_trace_ctx"
 
 def patch_calls(patches: Patches, actor: ModuleType) -> None:
     """Send the context along with calls of actors' methods."""
-    patches.method(actor.ActorHandle, "_actor_method_call", _sending)
+    patches.method(getattr(actor, "ActorHandle", None), "_actor_method_call", _sending)
 
 
 def _sending(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ def _get_opentelemetry(
 def patch_tasks(patches: Patches, module: ModuleType) -> None:
     """Send the context along with tasks; those that are generators go without."""
     patches.function(module, "_inject_tracing_into_function", _inject)
-    patches.method(module.RemoteFunction, "_remote", _submitting)
+    patches.method(getattr(module, "RemoteFunction", None), "_remote", _submitting)
 
 
 def _inject(

@@ -8,4 +8,5 @@ from otel_rollout.instrumentors.hooking import HookingInstrumentor
 class SglangInstrumentor(HookingInstrumentor):
     """Instruments SGLang's engine and server, 0.4.6 and newer."""
 
+    library = "sglang"
     hooks = {"sglang.srt.managers.tokenizer_manager": ("sglang.calls:patch",)}

@@ -28,8 +28,9 @@ _HEADER: Final = "external_trace_header"
 
 def patch(patches: Patches, module: ModuleType) -> None:
     """Record ``generate_request`` of the tokenizer manager."""
-    if patches.method(module.TokenizerManager, "generate_request", _generate_request):
-        patches.method(module.TokenizerManager, "__init__", _created)
+    manager = getattr(module, "TokenizerManager", None)
+    if patches.method(manager, "generate_request", _generate_request):
+        patches.method(manager, "__init__", _created)
 
 
 def _created(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ _SGLANG = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 class VerlInstrumentor(HookingInstrumentor):
     """Instruments verl's asynchronous rollouts; a synchronous rollout is left as it is."""
 
+    library = "verl"
     hooks = {
         "verl.utils.rollout_trace": (
             "verl.trajectories:patch_rollout_trace",

@@ -23,12 +23,13 @@ _running: ContextVar[tuple[Any, Recording] | None] = ContextVar(
 
 def patch_agent_loop(patches: Patches, module: ModuleType) -> None:
     """Record ``run`` of every agent loop, the user's own subclasses too."""
-    patches.every_subclass(module.AgentLoopBase, "run", _run)
+    patches.every_subclass(getattr(module, "AgentLoopBase", None), "run", _run)
 
 
 def patch_tool_parser(patches: Patches, module: ModuleType) -> None:
     """Note on the agent's span which tool calls were read from an answer."""
-    patches.every_subclass(module.ToolParser, "extract_tool_calls", _extract_tool_calls)
+    parser = getattr(module, "ToolParser", None)
+    patches.every_subclass(parser, "extract_tool_calls", _extract_tool_calls)
 
 
 def _run(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -137,22 +137,20 @@ _of_keys: ContextVar[Sequence[Headers | None] | None] = ContextVar(
 
 def patch_manager(patches: Patches, module: ModuleType) -> None:
     """Take the headers off a batch of the classic path."""
-    if hasattr(module, "AgentLoopManager"):  # not in every version
-        patches.method(module.AgentLoopManager, "_performance_metrics", _performance_metrics)
+    manager = getattr(module, "AgentLoopManager", None)
+    patches.method(manager, "_performance_metrics", _performance_metrics)
 
 
 def patch_trainer(patches: Patches, module: ModuleType) -> None:
     """Read the headers from a batch of the V1 path."""
-    if hasattr(module, "PPOTrainer"):  # not in every version
-        patches.every_subclass(
-            module.PPOTrainer, "_compute_reward_colocate", _compute_reward_colocate
-        )
+    trainer = getattr(module, "PPOTrainer", None)
+    patches.every_subclass(trainer, "_compute_reward_colocate", _compute_reward_colocate)
 
 
 def patch_reward_loop(patches: Patches, module: ModuleType) -> None:
     """Record the scores."""
-    if hasattr(module, "RewardLoopManager"):  # not in every version
-        patches.method(module.RewardLoopManager, "compute_rm_score", _compute_rm_score)
+    manager = getattr(module, "RewardLoopManager", None)
+    patches.method(manager, "compute_rm_score", _compute_rm_score)
 
 
 def _performance_metrics(method: Callable[..., Any]) -> Callable[..., Any]:

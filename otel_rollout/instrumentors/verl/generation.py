@@ -41,16 +41,12 @@ _open: ContextVar[_Open | None] = ContextVar("otel_rollout_verl_generation", def
 
 def patch_llm_server(patches: Patches, module: ModuleType) -> None:
     """Record ``generate`` of the client, verl 0.8 and newer."""
-    client = getattr(module, "LLMServerClient", None)
-    if client is not None:
-        patches.every_subclass(client, "generate", _generate)
+    patches.every_subclass(getattr(module, "LLMServerClient", None), "generate", _generate)
 
 
 def patch_agent_loop(patches: Patches, module: ModuleType) -> None:
     """Record ``generate`` of the client, before verl 0.8."""
-    client = getattr(module, "AsyncLLMServerManager", None)
-    if client is not None:
-        patches.every_subclass(client, "generate", _generate)
+    patches.every_subclass(getattr(module, "AsyncLLMServerManager", None), "generate", _generate)
 
 
 def _generate(method: Callable[..., Any]) -> Callable[..., Any]:

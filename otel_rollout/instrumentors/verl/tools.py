@@ -32,17 +32,17 @@ _current: ContextVar[_Call | None] = ContextVar("otel_rollout_verl_tool", defaul
 
 def patch_tool_agent_loop(patches: Patches, module: ModuleType) -> None:
     """Record each ``_call_tool``."""
-    patches.every_subclass(module.ToolAgentLoop, "_call_tool", _call_tool)
+    patches.every_subclass(getattr(module, "ToolAgentLoop", None), "_call_tool", _call_tool)
 
 
 def patch_base_tool(patches: Patches, module: ModuleType) -> None:
     """Add what ``execute`` of a tool knows; outside an agent loop it is a span of its own."""
-    patches.every_subclass(module.BaseTool, "execute", _execute)
+    patches.every_subclass(getattr(module, "BaseTool", None), "execute", _execute)
 
 
 def patch_function_tool(patches: Patches, module: ModuleType) -> None:
     """The same for tools that are functions."""
-    patches.every_subclass(module.FunctionTool, "call", _call)
+    patches.every_subclass(getattr(module, "FunctionTool", None), "call", _call)
 
 
 def _start(name: str, call_id: Any = None) -> Recording:

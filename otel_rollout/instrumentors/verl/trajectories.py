@@ -53,7 +53,7 @@ def trace_config() -> Any:
 def patch_rollout_trace(patches: Patches, module: ModuleType) -> None:
     """Open a trajectory wherever verl enters ``rollout_trace_attr``; heed its ``trace.*``."""
     patches.function(module, "rollout_trace_attr", _rollout_trace_attr)
-    patches.method(module.RolloutTraceConfig, "init", _init)
+    patches.method(getattr(module, "RolloutTraceConfig", None), "init", _init)
 
 
 def _rollout_trace_attr(

@@ -27,7 +27,7 @@ _DELTA: Final = "DELTA"
 
 def patch_v1(patches: Patches, module: ModuleType) -> None:
     """Record ``generate`` of the engine."""
-    _patch(patches, module.AsyncLLM)
+    _patch(patches, getattr(module, "AsyncLLM", None))
 
 
 def patch_v0(patches: Patches, module: ModuleType) -> None:
@@ -37,7 +37,7 @@ def patch_v0(patches: Patches, module: ModuleType) -> None:
         _patch(patches, engine_class)
 
 
-def _patch(patches: Patches, engine_class: type) -> None:
+def _patch(patches: Patches, engine_class: type | None) -> None:
     if patches.method(engine_class, "generate", _generate):
         patches.method(engine_class, "__init__", _created)
 
