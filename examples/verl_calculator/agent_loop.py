@@ -16,7 +16,8 @@ class SeededToolAgentLoop(ToolAgentLoop):
         if "session_id" in kwargs:  # trainer.use_v1: the place in the group
             rollout = int(kwargs["session_id"])
         else:  # the row of the batch (from verl 0.9 on); the rows of a group are neighbours
-            config = self.rollout_config
+            # Its own attribute from verl 0.7 on.
+            config = getattr(self, "rollout_config", None) or self.config.actor_rollout_ref.rollout
             rollout = int(kwargs.get("priority", 0)) % max(config.n, config.val_kwargs.n)
         key = f"{kwargs['extra_info']['step']}/{kwargs['index']}/{rollout}"
         seed = int.from_bytes(blake2b(key.encode(), digest_size=4).digest(), "big")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import older_verl
 import ray
 import vllm_servers
 from policy_server import PolicyServer
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from transformers import PreTrainedTokenizerFast
     from verl.experimental.agent_loop import AgentLoopManager
+    from verl.workers.rollout.llm_server import LLMServerClient
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 600.0  # seconds that a step may take
@@ -61,9 +63,7 @@ def setup(args: argparse.Namespace) -> Setup:
     warnings.filterwarnings("ignore", message=r"\w+ engine is not available")
     # These imports take seconds, in which the servers start.
     from verl.experimental.agent_loop import AgentLoopManager
-    from verl.experimental.reward_loop import RewardLoopManager
     from verl.utils import hf_tokenizer
-    from verl.workers.rollout.llm_server import LLMServerClient
 
     config = make_config(args)
     manager_class = AgentLoopManager
@@ -73,18 +73,20 @@ def setup(args: argparse.Namespace) -> Setup:
 
         manager_class = AgentLoopManagerTQ
         transfer_queue.init(config.transfer_queue)
-    reward_workers = RewardLoopManager(config=config).reward_loop_worker_handles
+    reward_workers = start_reward_workers(config)
     if args.engine == "vllm":
         engine = vllm_servers.VllmServers(config)
         servers, sync, client = engine.servers, engine.sync, engine.client()
     else:
-        sync = functools.partial(set_version, servers)
-        client = LLMServerClient(config=config, load_balancer_handle=start_router(servers))
-    manager = manager_class.create(
-        config=config,
-        llm_client=client,
-        reward_loop_worker_handles=reward_workers,
-    )
+        sync, client = functools.partial(set_version, servers), make_client(config, servers)
+    if client is None:
+        manager = older_verl.create_manager(config, servers, reward_workers)
+    else:
+        manager = manager_class.create(
+            config=config,
+            llm_client=client,
+            reward_loop_worker_handles=reward_workers,
+        )
     tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
     actors = [*servers.values(), *reward_workers, *manager.agent_loop_workers]
     ray.get([actor.__ray_ready__.remote() for actor in actors])
@@ -122,6 +124,26 @@ def start_servers(args: argparse.Namespace) -> dict[str, ActorHandle]:
         )
         for i in range(args.servers)
     }
+
+
+def start_reward_workers(config: DictConfig) -> list[ActorHandle]:
+    """Start what computes the rewards; until verl 0.6 the agent loop workers do it themselves."""
+    try:
+        from verl.experimental.reward_loop import RewardLoopManager
+    except ImportError:
+        return []
+    manager = RewardLoopManager(config=config)
+    # Of another name before verl 0.8.
+    return getattr(manager, "reward_loop_worker_handles", manager.reward_loop_workers)
+
+
+def make_client(config: DictConfig, servers: dict[str, ActorHandle]) -> LLMServerClient | None:
+    """Make the client of the servers; before verl 0.8 there is none."""
+    try:
+        from verl.workers.rollout.llm_server import LLMServerClient
+    except ImportError:
+        return None
+    return LLMServerClient(config=config, load_balancer_handle=start_router(servers))
 
 
 def start_router(servers: dict[str, ActorHandle]) -> ActorHandle:
@@ -178,6 +200,8 @@ def make_config(args: argparse.Namespace) -> DictConfig:
         "++transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
     config_dir = Path(verl.__file__).parent / "trainer" / "config"
+    if not (config_dir / "reward").is_dir():
+        overrides = older_verl.overrides(overrides)
     with initialize_config_dir(config_dir=str(config_dir), version_base=None):
         return compose(
             "ppo_trainer",
