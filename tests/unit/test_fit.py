@@ -6,8 +6,11 @@ have methods of those names and do nothing. The real classes are in `tests/versi
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -181,3 +184,45 @@ def test_a_place_that_has_gone_is_not_expected_again() -> None:
 def test_the_version_is_what_the_library_says(loaded: pytest.MonkeyPatch) -> None:
     load(loaded, "verl", stand_in("verl", version="12.5"))
     assert fit.version_of("verl") == "12.5"
+
+
+def test_in_a_process_of_its_own_one_line_is_said_however_many_modules_lack_something(
+    tmp_path: Path,
+) -> None:
+    modules = {
+        "verl/__init__.py": "__version__ = '99.1'",
+        "verl/utils/__init__.py": "",
+        "verl/utils/rollout_trace.py": "def rollout_trace_op(function): return function",
+        "verl/tools/__init__.py": "",
+        "verl/tools/base_tool.py": "class BaseTool: ...",
+        "verl/tools/function_tool.py": "class FunctionTool:\n    async def call(self): ...",
+    }
+    for name, source in modules.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    program = (
+        "import verl.utils.rollout_trace, verl.tools.base_tool, verl.tools.function_tool as last\n"
+        "from otel_rollout.instrumentors.patching import is_ours\n"
+        "assert is_ours(last.FunctionTool.call)"
+    )
+    folder = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "OTEL_ROLLOUT_DIR": str(tmp_path / "store"),
+        "OTEL_TRACES_EXPORTER": "weave",
+    }
+    environment.pop("WANDB_API_KEY", None)
+    done = subprocess.run(
+        [str(folder / "opentelemetry-instrument"), sys.executable, "-c", program],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "not instrumented" in line]
+    assert "verl 99.1" in line
+    assert "tools (no verl.tools.base_tool:BaseTool.execute)" in line
+    assert "still instrumented: rollout_trace_op functions, function tools;" in line
