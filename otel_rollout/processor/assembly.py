@@ -135,6 +135,9 @@ class Assembler:
         if payload is None or payload.attributes is None:
             return _encodable(span.attributes or {})
         given = {**payload.attributes, **(span.attributes or {})}
+        plain_ones = self.limits.plain(given)
+        if plain_ones is not None:
+            return plain_ones
         try:
             return _encodable(self.limits.applied(given))
         except Exception:  # a value that the SDK cannot look at

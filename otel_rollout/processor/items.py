@@ -19,6 +19,7 @@ LEVELS: Final = (FULL, TEXT, NONE)
 """What of the payload an exporter gets."""
 
 _FIXED_SIZE: Final = 2048
+_INT64: Final = range(-(2**63), 2**63)
 
 
 @dataclass(slots=True)
@@ -62,6 +63,33 @@ class AttributeLimits:
             first("max_span_attributes", "max_attributes"),
             first("max_span_attribute_length", "max_attribute_length"),
         )
+
+    def plain(self, attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return attributes that :meth:`applied` would return as they are, without its cost.
+
+        ``None`` where any of them has to be looked at, or where there are limits to look after.
+        """
+        if self.length is not None or (self.count is not None and len(attributes) > self.count):
+            return None
+        result: dict[str, Any] = {}
+        for key, value in attributes.items():
+            kind = type(value)
+            if kind is list or kind is tuple:
+                value = tuple(value)
+                if not all(type(one) is str and one.isascii() for one in value):
+                    return None
+            elif kind is str:
+                if not value.isascii():
+                    return None
+            elif kind is int:
+                if value not in _INT64:
+                    return None
+            elif kind is not float and kind is not bool:
+                return None
+            if type(key) is not str or not key or not key.isascii():
+                return None
+            result[key] = value
+        return result
 
     def applied(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return attributes as the SDK would take them: only of types that it knows, and cut."""

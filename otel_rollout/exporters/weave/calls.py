@@ -58,7 +58,6 @@ _IN_THEIR_OWN_PLACE: Final = frozenset(
         *_FLAT,
     }
 )
-_PLAIN: Final = frozenset({str, int, float, bool})
 _PROCESS: Final = (("pid", "process.pid"), ("host", "host.name"), ("service", "service.name"))
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -88,7 +87,7 @@ def call_of(span: ReadableSpan) -> dict[str, Any]:
     end = max(span.end_time or start, start)
     inputs, output = _inputs_and_output(str(operation), attributes, is_root)
     name = clean_text(span.name or _UNNAMED)
-    call = {
+    return {
         "id": span_id,
         "trace_id": trace_id,
         "parent_id": f"{span.parent.span_id:016x}" if span.parent is not None else None,
@@ -99,12 +98,11 @@ def call_of(span: ReadableSpan) -> dict[str, Any]:
         "started_at": _timestamp(start),
         "ended_at": _timestamp(end),
         "attributes": _attributes(attributes, _KINDS.get(str(operation)), span),
-        "inputs": inputs,
-        "output": output,
-        "summary": _summary(attributes, failed, (end - start) // 1_000_000, span.name),
-        "exception": _exception(span, attributes) if failed else None,
+        "inputs": _clean(inputs),
+        "output": _clean(output),
+        "summary": _summary(attributes, failed, (end - start) // 1_000_000, name),
+        "exception": _clean(_exception(span, attributes)) if failed else None,
     }
-    return {key: _clean(value) for key, value in call.items()}
 
 
 def is_no_call(span: ReadableSpan) -> bool:
@@ -182,15 +180,14 @@ def _attributes(
     result: dict[str, Any] = {}
     for key, value in attributes.items():
         if key not in _IN_THEIR_OWN_PLACE:
-            # Plain values are cleaned with the whole call; here it is the copy that counts.
-            _nest(result, key, value if type(value) in _PLAIN else _clean(value))
+            _nest(result, _clean_key(key), _clean(value))
     for key, name in _FLAT.items():
         if key in attributes:
-            result[name] = attributes[key]
+            result[name] = _clean(attributes[key])
     if kind is not None:
         _object_at(result, "weave")["kind"] = kind
     resource = span.resource.attributes
-    process = {name: plain(resource[key]) for name, key in _PROCESS if key in resource}
+    process = {name: _clean(plain(resource[key])) for name, key in _PROCESS if key in resource}
     if process:
         _object_at(result, "process").update(process)
     links = [
@@ -200,7 +197,9 @@ def _attributes(
     if links:
         result["links"] = links
     events = [
-        {"name": event.name, "time": _timestamp(event.timestamp), **_event_attributes(event)}
+        _clean(
+            {"name": event.name, "time": _timestamp(event.timestamp), **_event_attributes(event)}
+        )
         for event in span.events
         if event.name != semconv.EVALUATION_EVENT
     ]
@@ -363,7 +362,7 @@ def _summary(
         },
     }
     usage = {
-        key.rsplit(".", 1)[1]: attributes[key]
+        key.rsplit(".", 1)[1]: _clean(attributes[key])
         for key in (semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS)
         if key in attributes
     }
@@ -371,7 +370,7 @@ def _summary(
     if usage and _KINDS.get(str(attributes.get(semconv.OPERATION))) == "llm" and not told_above:
         # only once where tokens were made: the server adds the calls of a trace up
         model = attributes.get(semconv.RESPONSE_MODEL) or attributes.get(semconv.REQUEST_MODEL)
-        summary["usage"] = {str(model or "unknown"): {"requests": 1, **usage}}
+        summary["usage"] = {_clean_key(model or "unknown"): {"requests": 1, **usage}}
     return summary
 
 
