@@ -43,6 +43,8 @@ class Behind(Protocol):
     level: str
     holds_back: bool
     """Whether it keeps spans back for a fuller batch, and needs a flush now and then."""
+    sends_batches: bool
+    """Whether each :meth:`emit` is a request to a server, and better made of many spans."""
     is_quiet: bool
     """Whether it does nothing before a span has ended."""
     withholding: Withholding | None
@@ -71,6 +73,7 @@ class ProcessorBehind:
     """A span processor: sees the start of a span at once, and its end from the worker thread."""
 
     holds_back = True
+    sends_batches = False
     withholding: Withholding | None = None
 
     def __init__(self, processor: SpanProcessor, level: str) -> None:
@@ -129,6 +132,7 @@ class ExporterBehind:
         self.withholding: Withholding | None = (
             exporter if isinstance(exporter, Withholding) else None
         )
+        self.sends_batches = isinstance(exporter, ByteBoundedExporter)  # no spool of ours
         self._exporter = exporter
 
     def on_start(self, span: Span, parent_context: Context | None) -> None:

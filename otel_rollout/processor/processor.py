@@ -27,7 +27,7 @@ from otel_rollout.processor.behind import Behind, behind, within
 from otel_rollout.processor.following import take_back_sampled
 from otel_rollout.processor.items import AttributeLimits, Item
 from otel_rollout.processor.light_span import Lane, is_alone
-from otel_rollout.processor.worker import QuietFlusher, Worker
+from otel_rollout.processor.worker import BATCH_ITEMS, MANY_ITEMS, QuietFlusher, Worker
 from otel_rollout.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class RolloutSpanProcessor(SpanProcessor):
             Item.compact,
             self._settings.max_queue_bytes,
             self.counters,
+            MANY_ITEMS if any(thing.sends_batches for thing in self._behind) else BATCH_ITEMS,
         )
         self._flusher = QuietFlusher("otel-rollout-flush", self._flush_behind)
         self._limits: Any = None

@@ -21,7 +21,11 @@ from otel_rollout.forking import in_child_while_alive
 
 _Item = TypeVar("_Item")
 
-BATCH_ITEMS: Final = 64
+BATCH_ITEMS: Final = 8
+"""How many are handled together. Not more than there is a use for: while many are half done, the
+garbage collector starts again and again, and stops every thread."""
+MANY_ITEMS: Final = 64
+"""The same where each batch is a request to a server."""
 BATCH_BYTES: Final = 8 << 20
 LINGER_S: Final = 0.005
 """How long the thread lets more come before it sets to work, where nothing is urgent: a caller in
@@ -47,6 +51,7 @@ class Worker(Generic[_Item]):
         compact: makes an item smaller that has to wait, and returns its bytes from then on.
         max_bytes: bound of what waits.
         counters: ``dropped_queue_full`` is counted here.
+        batch_items: how many items are handled together, at most.
     """
 
     def __init__(
@@ -56,8 +61,10 @@ class Worker(Generic[_Item]):
         compact: Callable[[_Item], int],
         max_bytes: int,
         counters: Counter[str],
+        batch_items: int = BATCH_ITEMS,
     ) -> None:
         self._name = name
+        self._batch_items = batch_items
         self._handle = handle
         self._compact = compact
         self._max_bytes = max_bytes
@@ -183,11 +190,11 @@ class Worker(Generic[_Item]):
         with contextlib.suppress(Empty):
             while not isinstance(item, _Barrier):
                 batch.append(item)
-                if len(batch) >= BATCH_ITEMS or size >= BATCH_BYTES:
+                if len(batch) >= self._batch_items or size >= BATCH_BYTES:
                     break
                 item, item_size = self._next()
                 size += item_size
-        if self._items.qsize() > BATCH_ITEMS:
+        if self._items.qsize() > self._batch_items:
             self._compact_what_waits()
         if batch:
             try:

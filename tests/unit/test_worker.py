@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from otel_rollout.payload import Choice, Payload, pack_floats, pack_ids, pack_mask
 from otel_rollout.processor import worker as workers
-from otel_rollout.processor.worker import BATCH_ITEMS, Worker
+from otel_rollout.processor.worker import MANY_ITEMS, Worker
 
 
 class Item:
@@ -45,7 +45,7 @@ class Steps:
 def test_what_has_to_wait_is_compacted_and_leaves_room() -> None:
     counters: Counter[str] = Counter()
     steps = Steps()
-    worker: Worker[Item] = Worker("w", steps, Item.compact, 100 * 300, counters)
+    worker: Worker[Item] = Worker("w", steps, Item.compact, 100 * 300, counters, MANY_ITEMS)
     worker.put(Item(0), 100)
     assert steps.begun.acquire(timeout=30)
     items = [Item(number, fails=number == 200) for number in range(1, 300)]
@@ -54,9 +54,9 @@ def test_what_has_to_wait_is_compacted_and_leaves_room() -> None:
     assert not worker.put(Item(-1), 100)  # no room
     steps.go.release()
     assert steps.begun.acquire(timeout=30)  # a batch is being handled, the rest waits
-    waiting = 299 - BATCH_ITEMS
+    waiting = 299 - MANY_ITEMS
     assert worker.waiting == waiting
-    assert worker.waiting_bytes == 100 * BATCH_ITEMS + 40 * (waiting - 1) + 100
+    assert worker.waiting_bytes == 100 * MANY_ITEMS + 40 * (waiting - 1) + 100
     for number in range(300, 400):
         assert worker.put(Item(number), 100)
     steps.go.release(1000)
