@@ -2,8 +2,9 @@
 
 ``ours`` is this package, zero-code: its process is started by ``opentelemetry-instrument``.
 ``weave`` and ``mlflow`` are verl's own tracing with its two back ends. ``bare`` is a plain
-OpenTelemetry span with six attributes, ``ints`` one that carries the token ids as lists of ints and
-is sent as OTLP. ``untraced`` is the same work without any.
+OpenTelemetry span with six attributes, ``floor`` that and a copy of the prompt's and the answer's
+ids, ``ints`` a span that carries the token ids as lists of ints and is sent as OTLP.
+``untraced`` is the same work without any.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-NAMES = ("untraced", "bare", "ints", "ours", "weave", "mlflow")
+NAMES = ("untraced", "bare", "floor", "ints", "ours", "weave", "mlflow")
 PROJECT = "local/bench"
 
 
@@ -100,19 +101,22 @@ class BuiltIn(Untraced):
 class Spans(Untraced):
     """A plain span around each generation."""
 
-    def __init__(self, processor: Any, *, with_ids: bool) -> None:
+    def __init__(self, processor: Any, *, with_ids: bool = False, copies: bool = False) -> None:
         from opentelemetry.sdk.trace import TracerProvider
 
         self._provider = TracerProvider(shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("bench")
         self._with_ids = with_ids
+        self._copies = copies
+        self._kept: list[Any] = []
 
     def client(self, client: Any) -> Any:
         return _SpanAround(self, client)
 
     def flush(self) -> None:
         self._provider.force_flush(60_000)
+        self._kept.clear()
 
     async def generate(self, inner: Callable[..., Any], request_id: str, **given: Any) -> Any:
         attributes = {
@@ -129,6 +133,8 @@ class Spans(Untraced):
             span.set_attribute("prompt_ids", given["prompt_ids"])
             span.set_attribute("response_ids", output.token_ids)
             span.set_attribute("logprobs", output.log_probs)
+        if self._copies:
+            self._kept.append((given["prompt_ids"].copy(), output.token_ids.copy()))
         span.end()
         return output
 
@@ -142,10 +148,10 @@ class _SpanAround:
         return await self._spans.generate(self._client.generate, request_id, **given)
 
 
-def bare() -> Spans:
+def bare(*, copies: bool = False) -> Spans:
     from opentelemetry.sdk.trace import SpanProcessor
 
-    return Spans(SpanProcessor(), with_ids=False)
+    return Spans(SpanProcessor(), copies=copies)
 
 
 def ints(url: str) -> Spans:
@@ -163,8 +169,8 @@ def set_up(name: str, url: str, *, token2text: bool = True) -> Tracer:
         return Ours()
     if name in ("weave", "mlflow"):
         return BuiltIn(name, token2text=token2text)
-    if name == "bare":
-        return bare()
+    if name in ("bare", "floor"):
+        return bare(copies=name == "floor")
     if name == "ints":
         return ints(url)
     return Untraced()

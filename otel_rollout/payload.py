@@ -67,7 +67,7 @@ class Payload:
     attributes: dict[str, Any] | None = None
     values: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    errors: list[tuple[int, TracebackException]] = field(default_factory=list)
+    errors: Sequence[tuple[int, TracebackException]] = ()
 
     def pack(self) -> None:
         """Put packed arrays in the place of lists; what cannot be packed stays as it is."""

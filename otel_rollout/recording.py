@@ -98,13 +98,18 @@ class Recording:
     @property
     def context(self) -> Context:
         """The context in which this span is the current one."""
-        return self.context_with({})
+        return self.context_with()
 
-    def context_with(self, baggage_entries: Mapping[str, str]) -> Context:
-        """Return :attr:`context` with more entries in its baggage."""
-        inside = self._operation in summaries.GENERATIONS
-        values = summaries.INSIDE_GENERATION if inside else {}
-        return contexts.within(self._context, self.span, values, baggage_entries)
+    def context_with(
+        self,
+        baggage_entries: Mapping[str, str] | None = None,
+        values: Mapping[str, object] | None = None,
+    ) -> Context:
+        """Return :attr:`context` with more entries in its baggage, and more values."""
+        more = values or {}
+        if self._operation in summaries.GENERATIONS:
+            more = {**more, **summaries.INSIDE_GENERATION}
+        return contexts.within(self._context, self.span, more, baggage_entries or {})
 
     @property
     def span_id(self) -> int:
@@ -161,19 +166,15 @@ class Recording:
             return
         try:
             # Only the frames are noted here; reading source lines is left to the worker thread.
-            self.payload.errors.append(
-                (
-                    time.time_ns(),
-                    TracebackException(
-                        type(error),
-                        error,
-                        error.__traceback__,
-                        limit=-_MAX_FRAMES,
-                        lookup_lines=False,
-                        compact=True,
-                    ),
-                )
+            said = TracebackException(
+                type(error),
+                error,
+                error.__traceback__,
+                limit=-_MAX_FRAMES,
+                lookup_lines=False,
+                compact=True,
             )
+            self.payload.errors = (*self.payload.errors, (time.time_ns(), said))
             self.failed(type(error).__qualname__, snapshot.text_of(error)[:MAX_MESSAGE])
         except Exception as internal:
             report_internal_error("Recording.fail", internal)

@@ -63,14 +63,15 @@ serving_weights: ContextVar[Callable[[], Any] | None] = ContextVar(
 """Tells the version of the weights, where the code around the engine knows it better."""
 
 
-def holding_tokens(recording: Recording) -> Context:
+def holding_tokens(recording: Recording, values: Mapping[str, object] | None = None) -> Context:
     """Return the recording's context, saying that it holds the ids of the generation inside it.
 
     An engine's span below it, in whatever process, then refers to it and does not repeat them.
+    ``values``: more that the context is to have.
     """
     if not recording.live:
-        return recording.context
-    return recording.context_with({_TOKENS_AT: f"{recording.span_id:016x}"})
+        return recording.context_with(values=values)
+    return recording.context_with({_TOKENS_AT: f"{recording.span_id:016x}"}, values)
 
 
 def register_engine_tokenizer(tokenizer: Any, model: str | None) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
+from opentelemetry import context as otel_context
 from opentelemetry.trace import SpanKind
 
 from otel_rollout import recording as recordings
@@ -36,7 +36,8 @@ class _Open:
     attempts: int = 0
 
 
-_open: ContextVar[_Open | None] = ContextVar("otel_rollout_verl_generation", default=None)
+_OPEN: Final = otel_context.create_key("otel-rollout-verl-generation")
+"""Where the context of what a generation calls has its :class:`_Open`."""
 
 
 def patch_llm_server(patches: Patches, module: ModuleType) -> None:
@@ -59,26 +60,36 @@ def _generate(method: Callable[..., Any]) -> Callable[..., Any]:
 async def _recorded_generation(
     method: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    outer = _open.get()
+    outer = otel_context.get_value(_OPEN)
     attempt = None
-    if outer is not None and outer.client is client:
+    if isinstance(outer, _Open) and outer.client is client:
         # The fully-async client asks again after an abort: each attempt is a span of its own.
         attempt = outer.attempts
         outer.attempts += 1
     recording = _start(client, args, kwargs, attempt)
     if recording.live and attempt is None:
         recording.payload.prompt_ids = copy_ids(kwargs.get("prompt_ids"))
-    token = _open.set(_Open(client))
+    inside = {_OPEN: _Open(client)}
+    # The whole generation's span holds the ids: engines and attempts below refer to it.
+    context = (
+        holding_tokens(recording, inside)
+        if attempt is None
+        else recording.context_with(values=inside)
+    )
+    # What is alive while a call is under way makes the garbage collector run: so no
+    # `recordings.active`, which is one object more.
+    token = recordings.attach(context)
     try:
-        # The whole generation's span holds the ids: engines and attempts below refer to it.
-        context = holding_tokens(recording) if attempt is None else recording.context
-        with recordings.active(recording, context):
-            output = await method(client, *args, **kwargs)
-            if recording.live:
-                _note_output(recording, output, attempt)
-            return output
+        output = await method(client, *args, **kwargs)
+        if recording.live:
+            _note_output(recording, output, attempt)
+        return output
+    except BaseException as error:
+        recording.fail(error)
+        raise
     finally:
-        _open.reset(token)
+        recordings.detach(token)
+        recording.end()
 
 
 def _start(
