@@ -82,6 +82,7 @@ class Lane:
         self._follows = follows_its_parent(self._sampler)
         self._tracer: Any = None
         self._is_enabled: Any = None
+        self._counter: Any = None
 
     def is_of(self, span: Span) -> bool:
         """Return whether this would be the lane that is opened for ``span``."""
@@ -95,8 +96,12 @@ class Lane:
         """Take the place of ``tracer``; False where its spans cannot be light ones."""
         real = getattr(tracer, "_tracer", tracer)  # of a tracer that was made before its provider
         metrics = getattr(real, "_tracer_metrics", None)
-        counted = metrics is not None and type(metrics).__name__ != "NoOpTracerMetrics"
-        if not self._follows or counted or not hasattr(real, "id_generator"):
+        counts = metrics is not None and type(metrics).__name__ != "NoOpTracerMetrics"
+        if counts:
+            # Those of SDK 1.40 are always there, and count once there is a meter provider.
+            self._counter = getattr(metrics, "_started_spans", None)
+            counts = getattr(self._counter, "_real_instrument", self) is not None
+        if not self._follows or counts or not hasattr(real, "id_generator"):
             return False  # the SDK counts the spans that it starts itself
         self._is_enabled = getattr(real, "_is_enabled", None)
         self._tracer = real
@@ -114,6 +119,7 @@ class Lane:
             or self.told._span_processors is not self._only
             or tracer.sampler is not self._sampler
             or (self._is_enabled is not None and not self._is_enabled())
+            or getattr(self._counter, "_real_instrument", None) is not None
         ):
             return None
         parent = trace.get_current_span(context).get_span_context()

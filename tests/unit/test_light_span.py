@@ -6,6 +6,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -348,8 +349,31 @@ def test_a_tracer_that_is_switched_off_makes_none(pipelines: list[Pipeline]) -> 
     with trajectory(step=7):
         start("first").end()
         assert is_light(start())
-        tracer._tracer_config.is_enabled = False
+        if hasattr(tracer, "_tracer_config"):
+            tracer._tracer_config.is_enabled = False
+        else:  # SDK 1.40: it asks its provider each time
+            from opentelemetry.sdk.trace import _disable_tracer_configurator
+
+            provider = tracer._tracer_provider
+            provider._set_tracer_configurator(tracer_configurator=_disable_tracer_configurator)
         assert not start().live
+
+
+def test_a_meter_provider_that_comes_later_is_told_of_every_span(
+    pipelines: list[Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in SDK 1.40, whose tracers always have a counter, for nobody at first."""
+    pipelines.append(Pipeline())
+    counter: Any = SimpleNamespace(_real_instrument=None)
+    metrics = SimpleNamespace(
+        _started_spans=counter, start_span=lambda parent, decision: lambda: None
+    )
+    monkeypatch.setattr(recordings.tracer(), "_tracer_metrics", metrics, raising=False)
+    with trajectory(step=7):
+        start("first").end()
+        assert is_light(start())
+        counter._real_instrument = object()
+        assert not is_light(start())
 
 
 def test_spans_that_the_sdk_counts_are_its_own(
