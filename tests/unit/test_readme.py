@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
+import otel_rollout.local
 from otel_rollout import settings
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -17,6 +25,13 @@ def test_the_table_of_settings_is_the_one_that_the_settings_make() -> None:
     found = re.search(r"<!-- settings:.*?-->\n(.*?)\n<!-- /settings -->", README.read_text(), re.S)
     assert found is not None
     assert found[1] == settings.table()
+
+
+CONSOLE = [
+    line
+    for block in re.findall(r"```console\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    for line in block.splitlines()
+]
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
@@ -32,3 +47,79 @@ def test_every_snippet_runs(snippet: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_there_are_snippets() -> None:
     assert len(SNIPPETS) == 3
+
+
+class TestFromALoopToParquet:
+    """A newcomer's way, by the README's own lines."""
+
+    @pytest.fixture
+    def environ(self) -> dict[str, str]:
+        environ = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("OTEL_", "WANDB_", "WF_"))
+        }
+        scripts = Path(sys.executable).parent
+        return {**environ, "PATH": f"{scripts}{os.pathsep}{environ['PATH']}", "BROWSER": "true"}
+
+    def test_each_step_does_what_it_says(self, tmp_path: Path, environ: dict[str, str]) -> None:
+        (tmp_path / "loop.py").write_text(SNIPPETS[0])
+        servers: list[subprocess.Popen[bytes]] = []
+        said = ""
+        try:
+            for line in CONSOLE:
+                words = line.partition("  #")[0].strip()
+                if words.startswith("export "):
+                    environ.update(word.split("=", 1) for word in words.split()[1:])
+                elif " view " in words:
+                    servers.append(self.serve(words.rstrip("& "), tmp_path, environ))
+                else:
+                    said += self.run(words, tmp_path, environ)
+        finally:
+            for server in servers:
+                server.terminate()
+                server.wait(30)
+        assert len(servers) == 2
+        assert "execute_tool lookup" in said
+        table = pyarrow.parquet.read_table(tmp_path / "rollouts.parquet")
+        rewards = {(one["sample_index"], one["reward"]) for one in table.to_pylist()}
+        assert rewards == {(0, 1.0), (1, 0.0)}
+        with otel_rollout.local.open(tmp_path / "team") as team:
+            assert team.count() == table.num_rows == 8
+
+    @staticmethod
+    def run(line: str, folder: Path, environ: dict[str, str]) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr, (line, done.stderr)
+        return done.stdout
+
+    @staticmethod
+    def serve(line: str, folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start a viewer as the line says, and wait until its page is there."""
+        asked = re.search(r"--port (\d+)", line)
+        if asked is None:  # not the usual port: somebody may be looking at something
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            line += f" --port {port} --no-browser"
+        else:
+            port = int(asked[1])
+        server = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=folder, env=environ)
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+                    assert answer.status == 200
+                    return server
+            except OSError:
+                assert server.poll() is None, line
+                time.sleep(0.1)
+        server.kill()
+        raise AssertionError(f"{line}: no page")
