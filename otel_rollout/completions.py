@@ -68,8 +68,10 @@ def _completion(recording: Recording, output: Any, choices: Any) -> None:
     messages = [_message(choice) for choice in choices]
     if any(message is not None for message in messages):
         recording.keep(semconv.OUTPUT_MESSAGES, messages)
-    reasons = [str(_get(choice, "finish_reason")) for choice in choices]
-    attributes: dict[str, Any] = {semconv.FINISH_REASONS: reasons}
+    reasons = [_get(choice, "finish_reason") for choice in choices]
+    attributes: dict[str, Any] = {}
+    if any(reason is not None for reason in reasons):
+        attributes[semconv.FINISH_REASONS] = [str(reason) for reason in reasons]
     usage = _get(output, "usage")
     details = _get(usage, "prompt_tokens_details")
     for key, value in (

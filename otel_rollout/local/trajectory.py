@@ -223,9 +223,11 @@ def _turns(nodes: list[Node]) -> list[Turn]:
     """Return the generations in the order of their end, their prompts whole."""
     generations = [node.call for node in nodes if _is_turn(node.call)]
     whole: dict[str, list[int]] = {}
-    turns = []
+    turns: list[Turn] = []
     for call in sorted(generations, key=_end):
         turn = _turn(call, whole)
+        if turn.known == 0:
+            turn.prompt_text = _text_of_new(call, turns) or turn.prompt_text
         turns.append(turn)
         if turn.prompt_ids is not None:
             whole[turn.id] = [*turn.prompt_ids, *(turn.response_ids or ())]
@@ -278,10 +280,33 @@ def _floats(text: Any) -> list[float] | None:
         return None
 
 
-def _messages_text(inputs: Any, key: str) -> str:
+def _text_of_new(call: Mapping[str, Any], before: list[Turn]) -> str:
+    """Return the text of the messages that a chat has more than a turn before it.
+
+    The answer of that turn, which such a chat repeats as well, is none of it.
+    """
+    messages = _messages(call.get("inputs"), "messages")
+    for turn in reversed(before):
+        known = _messages(turn.call.get("inputs"), "messages")
+        if known and len(known) < len(messages) and messages[: len(known)] == known:
+            new = messages[len(known) :]
+            first = new[0]
+            if isinstance(first, dict) and first.get("role") == "assistant":
+                new = new[1:] if content_text(first.get("content")) == turn.response_text else new
+            return _text(new)
+    return ""
+
+
+def _messages(inputs: Any, key: str) -> list[Any]:
     messages = inputs.get(key) if isinstance(inputs, dict) else None
-    if not isinstance(messages, list):
-        return ""
+    return messages if isinstance(messages, list) else []
+
+
+def _messages_text(inputs: Any, key: str) -> str:
+    return _text(_messages(inputs, key))
+
+
+def _text(messages: list[Any]) -> str:
     return "".join(content_text(m.get("content")) for m in messages if isinstance(m, dict))
 
 

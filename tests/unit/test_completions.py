@@ -86,6 +86,59 @@ def test_a_chat_completion(form: Any) -> None:
     assert semconv.OUTPUT not in attributes
 
 
+def test_an_answer_without_a_reason_has_none() -> None:
+    answer = {"choices": [{"message": {"role": "assistant", "content": "42"}}]}
+    (turn,) = asked(answer, messages=MESSAGES).generations
+    assert semconv.FINISH_REASONS.rsplit(".", 1)[1] not in str(turn.call["attributes"])
+
+
+class TestAChatThatRepeatsItself:
+    """Chats send all of their messages each time; shown and exported is what is new."""
+
+    @staticmethod
+    def rollout(*asked_with: list[dict[str, str]]) -> CapturedTrajectory:
+        @rollout_op(kind="llm", name="policy")
+        def ask(messages: Any) -> Any:
+            said = f"answer {len(messages)}"
+            return {"choices": [{"message": {"role": "assistant", "content": said}}]}
+
+        with captured() as rollouts, trajectory(step=1):
+            for messages in asked_with:
+                ask(messages)
+        return rollouts.only()
+
+    @given(st.lists(st.booleans(), min_size=1, max_size=5))
+    def test_each_turn_tells_its_own_messages(self, answers_kept: list[bool]) -> None:
+        messages = [{"role": "user", "content": "the question"}]
+        calls, new = [list(messages)], ["the question"]
+        for number, kept in enumerate(answers_kept):
+            if kept:
+                said = f"answer {len(messages)}"
+                messages.append({"role": "assistant", "content": said})
+            messages.append({"role": "tool", "content": f"result {number}"})
+            calls.append(list(messages))
+            new.append(f"result {number}")
+        assert [turn.prompt_text for turn in self.rollout(*calls).generations] == new
+
+    @pytest.mark.parametrize(
+        "second",
+        [
+            [{"role": "user", "content": "another"}, {"role": "user", "content": "more"}],
+            [{"role": "user", "content": "the question"}],  # asked again
+        ],
+    )
+    def test_one_that_is_no_continuation_is_shown_whole(self, second: Any) -> None:
+        first = [{"role": "user", "content": "the question"}]
+        turns = self.rollout(first, second).generations
+        assert turns[1].prompt_text == "".join(one["content"] for one in second)
+
+    def test_an_edited_answer_is_new(self) -> None:
+        question = {"role": "user", "content": "the question"}
+        edited = {"role": "assistant", "content": "not what was said"}
+        turns = self.rollout([question], [question, edited]).generations
+        assert turns[1].prompt_text == "not what was said"
+
+
 def test_a_tool_call_in_the_answer() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
