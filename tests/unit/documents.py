@@ -19,8 +19,8 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
 
 
-def commands(page: Path) -> list[str]:
-    """Every command line on a page: of fenced shell blocks, and of indented ones that are such."""
+def block_commands(page: Path) -> list[str]:
+    """Every command line that is there to be typed: of shell blocks, fenced or indented."""
     found = [
         line
         for kind in ("sh", "console")
@@ -30,5 +30,11 @@ def commands(page: Path) -> list[str]:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     starts = r"(?:[A-Z_]+=\S+ )*(?:make|pip|otel-rollout|opentelemetry-instrument|export)\b"
     found += re.findall(rf"^    ({starts}.*)$", prose, flags=re.M)
-    found += re.findall(r"`((?:otel-rollout|make) [^`]+)`", prose)
     return [line.partition(" #")[0].strip() for line in found if line.strip()]
+
+
+def commands(page: Path) -> list[str]:
+    """Those, and the commands that the text mentions."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    mentioned = re.findall(r"`((?:otel-rollout|make) [^`]+)`", prose)
+    return [*block_commands(page), *(line.partition(" #")[0].strip() for line in mentioned)]
