@@ -33,7 +33,11 @@ _FOUND_BY: Final = (semconv.GROUP_ID, semconv.SAMPLE_INDEX)
 
 
 class EndedTrajectory:
-    """A trajectory that has ended in this process; its rewards can still be told."""
+    """A trajectory that has ended; its rewards can still be told.
+
+    ``identity``: its values and whether it is traced. ``root``: the context of its root span. Made
+    by :func:`ended_trajectory` and :meth:`from_headers`.
+    """
 
     __slots__ = ("_root", "identity")
 

@@ -75,7 +75,11 @@ _OUTCOME: Final = (
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call of a tool. ``error``: type and message, ``None`` where it did not fail."""
+    """One call of a tool.
+
+    ``name``: of the tool. ``arguments``: by name, as they were given. ``result``: what it returned,
+    as JSON has it. ``error``: type and message, ``None`` where it did not fail.
+    """
 
     name: str
     arguments: dict[str, Any]
@@ -185,7 +189,11 @@ class CapturedTrajectory:
     # --- assertions ------------------------------------------------------------------------------
 
     def assert_identity(self, **expected: Any) -> None:
-        """Assert that these values were given to ``trajectory(...)``; others may be there too."""
+        """Assert that these values were given to ``trajectory(...)``; others may be there too.
+
+        ``expected``: short names (``step`` …) to values, of the same type. Raises
+        ``AssertionError`` with the whole trajectory, as all of these do.
+        """
         found = {name: self.identity.get(name) for name in expected}
         # True == 1, but a filter on the one does not find the other.
         same = all(
@@ -195,18 +203,27 @@ class CapturedTrajectory:
         self._assert(same, f"identity: expected {expected!r}, found {found!r}")
 
     def assert_reward(self, expected: float, *, name: str = "reward", within: float = 1e-9) -> None:
-        """Assert the last reward of a source, to an absolute difference of ``within``."""
+        """Assert the last reward of a source: ``expected``, give or take ``within``.
+
+        ``name``: of the source, as given to ``record_reward``. Raises ``AssertionError``.
+        """
         found = self.rewards.get(name)
         same = found is not None and math.isclose(found, expected, rel_tol=0, abs_tol=within)
         self._assert(same, f"{name}: expected {expected!r}, found {found!r}")
 
     def assert_tools(self, *names: str) -> None:
-        """Assert that exactly these tools were called, in this order."""
+        """Assert that exactly the tools of these ``names`` were called, in this order.
+
+        Raises ``AssertionError``.
+        """
         found = tuple(call.name for call in self.tool_calls)
         self._assert(found == names, f"tools: expected {names!r}, found {found!r}")
 
     def assert_tool_called(self, name: str, **arguments: Any) -> ToolCall:
-        """Assert that a tool was called with these arguments among its own; return that call."""
+        """Assert that the tool ``name`` was called with ``arguments`` among its own.
+
+        Returns the first such call. Raises ``AssertionError``.
+        """
         of_name = [call for call in self.tool_calls if call.name == name]
         for call in of_name:
             if {**call.arguments, **arguments} == call.arguments:
@@ -274,7 +291,10 @@ def _trajectory(trace: int, spans: list[ReadableSpan]) -> CapturedTrajectory:
 
 
 class Captured:
-    """What :func:`captured` gives: the trajectories until now, and the provider that made them."""
+    """What :func:`captured` gives: the trajectories until now, and the provider that made them.
+
+    ``configuration``: the settings that hold meanwhile.
+    """
 
     def __init__(self, configuration: Settings) -> None:
         self.configuration = configuration
@@ -302,7 +322,11 @@ class Captured:
         return list(self.exporter.get_finished_spans())
 
     def only(self, **identity: Any) -> CapturedTrajectory:
-        """Return the only trajectory with these values; ``AssertionError`` where it is not one."""
+        """Return the only trajectory with these values.
+
+        ``identity``: short names (``step`` …) to values. Raises ``AssertionError``, with all that
+        there are, where it is not one.
+        """
         all_of_them = self.trajectories
         found = [one for one in all_of_them if {**one.identity, **identity} == one.identity]
         if len(found) == 1:

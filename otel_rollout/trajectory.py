@@ -37,7 +37,10 @@ _MAX_PARTS = 1000
 
 
 class Trajectory:
-    """An open trajectory, in the process that opened it."""
+    """An open trajectory, in the process that opened it; made by :class:`trajectory`.
+
+    ``identity``: its values and whether it is traced. ``recording``: its root span.
+    """
 
     __slots__ = ("identity", "recording", "summary")
 
@@ -58,12 +61,19 @@ class Trajectory:
         return self.identity.sampled
 
     def set(self, name: str, value: Any) -> None:
-        """Set an attribute of the root span; numbers, text and booleans as they are."""
+        """Set an attribute of the root span; never raises.
+
+        ``name``: its full name. ``value``: numbers, text and booleans as they are, anything else as
+        its text; ``None`` is ignored.
+        """
         self.recording.set(name, identities.plain(value))
 
     @contained("record_reward", None)
     def record_reward(self, value: Any, name: str = "reward", detail: Any = None) -> None:
-        """See :func:`record_reward`; after the trajectory's end too, as a fact of its own."""
+        """Record a reward; after the trajectory's end too, as a fact of its own. Never raises.
+
+        ``value``, ``name`` and ``detail`` (here a mapping): see :func:`record_reward`.
+        """
         if self.recording.ended:
             self._ended.record_reward(value, name, detail)
             return
@@ -322,6 +332,7 @@ class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress`
     def told_by(self, provider: str, discriminator: str | None = None) -> trajectory:
         """Say which framework's trajectory this is; for instrumentors. Returns the same object.
 
+        ``provider``: the framework's name, as GenAI's ``gen_ai.provider.name``.
         ``discriminator``: tells samples apart that share one index.
         """
         self._provider = provider

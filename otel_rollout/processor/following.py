@@ -41,7 +41,7 @@ class FollowingSampler(Sampler):
         trace_state: TraceState | None = None,
         **more: Any,
     ) -> SamplingResult:
-        """Decide about one span."""
+        """Decide about one span; arguments and result are those of the SDK's samplers."""
         identity = identities.from_context(parent_context)
         if identity is not None and not identity.sampled:
             state = trace.get_current_span(parent_context).get_span_context().trace_state

@@ -162,7 +162,7 @@ class RolloutSpanProcessor(SpanProcessor):
                 report_internal_error(f"on_start of {thing.name}", error)
 
     def remember(self, span: ReadableSpan, identity: Identity) -> None:
-        """Note whose span this is, until it ends."""
+        """Note whose ``span`` this is, until it ends: ``identity`` is its trajectory's."""
         if self._limits is None:
             self._limits = getattr(span, "_limits", None)
         while len(self._open) >= _OPEN_SPANS:  # never ended, long ago
@@ -290,8 +290,9 @@ class RolloutSpanProcessor(SpanProcessor):
     # --- flush and shutdown ----------------------------------------------------------------------
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Hand on all that ended before, then flush what is behind; False after the timeout.
+        """Hand on all that ended before, then flush what is behind.
 
+        Returns False after ``timeout_millis`` milliseconds, or where something was not flushed.
         The timeout holds even if something behind ignores it.
         """
         if self._shut_down:

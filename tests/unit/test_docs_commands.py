@@ -30,7 +30,7 @@ ELSEWHERE = {
     r'pip install "verl==': "dev/envs.py",
     r"make (test|test-engines|docs)\b": ".ci/run",
     r"(BENCH_QUICK=1 )?make bench": "tests/unit/test_benchmarks.py",
-    r"make demo": "tests/e2e/test_verl_rollout.py",
+    r"make demo": "noxfile.py",
     VERL: "tests/e2e/test_verl_rollout.py",
     r".*opentelemetry-instrument python examples/openai_loop/loop\.py": "tests/engines/vllm",
 }

@@ -98,7 +98,12 @@ class WeaveSpanExporter(SpanExporter):
     def withhold(
         self, span: ReadableSpan, *, is_root: bool, kept: str | None, keep_deaths: bool
     ) -> None:
-        """Keep the call of a span on disk, apart from the spool, until :meth:`settle`."""
+        """Keep the call of a span on disk, apart from the spool, until :meth:`settle`.
+
+        ``is_root``: of its trajectory. ``kept``: on a root, the rule that keeps it, where that is
+        known. ``keep_deaths``: whether to deliver it where this process dies before its root ends.
+        Raises ``OSError`` where it cannot be written.
+        """
         from otel_rollout.exporters.weave import calls, pending
 
         if not calls.belongs_to_trajectory(span):
@@ -120,7 +125,10 @@ class WeaveSpanExporter(SpanExporter):
             self._pending.add(records[0][0]["trace"], records)
 
     def settle(self, trace_id: int, kept: str | None) -> None:
-        """Move what was withheld of a trajectory into the spool, or drop it."""
+        """Move what was withheld of a trajectory into the spool, or drop it.
+
+        ``trace_id``: 128 bits. ``kept``: the rule that keeps it; ``None``: drop it.
+        """
         with self._lock:
             if self._pending is None:
                 return
@@ -215,7 +223,8 @@ class WeaveSpanExporter(SpanExporter):
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         """Wait until what was spooled is delivered; without a server there is nothing to wait for.
 
-        Everything is on disk by the time that ``export`` returns.
+        Everything is on disk by the time that ``export`` returns. Returns False after
+        ``timeout_millis`` milliseconds.
         """
         shipper = self._shipper
         return shipper is None or shipper.wait_until_idle(timeout_millis / 1000)
