@@ -90,7 +90,9 @@ FILES = """## Files
 
 A segment is a sequence of records, format {format}:
 
-    RS crc32(8 hex) TAB meta-json TAB body-json LF
+```text
+RS crc32(8 hex) TAB meta-json TAB body-json LF
+```
 
 RS is the byte 0x1E; the checksum is of what stands between it and the LF. `meta.kind` is
 `{header}`, `{call}` or `{feedback}`; a call's body is the call without `project_id`, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.unit import documents
 
 PROGRAM = Path(__file__).with_name("rollouts.py")
 STARTS_WITHIN_S = 120
@@ -78,17 +81,22 @@ def spans_of(url: str, count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def traces(phoenix: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """The spans of each trace that Phoenix has of the rollouts."""
+    """The spans of each trace that Phoenix has of the rollouts, sent as the page says."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "WANDB_"))}
+    exports = documents.block(
+        documents.DOCS / "otlp.md", "sh", "export OTEL_TRACES_EXPORTER=weave,otlp\n"
+    )
+    assert "http://127.0.0.1:6006\n" in exports
+    exports = exports.replace("http://127.0.0.1:6006", phoenix)
     instrument = Path(sys.executable).with_name("opentelemetry-instrument")
+    line = shlex.join([str(instrument), sys.executable, str(PROGRAM)])
     subprocess.run(
-        [str(instrument), sys.executable, str(PROGRAM)],
+        ["bash", "-euo", "pipefail", "-c", f"{exports}\n{line}"],
         env={
             **clean,
-            "OTEL_TRACES_EXPORTER": "otlp",
-            "OTEL_EXPORTER_OTLP_ENDPOINT": phoenix,
-            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_ROLLOUT_DIR": str(tmp_path_factory.mktemp("store")),
+            "WANDB_API_KEY": "",
+            "NETRC": os.devnull,
         },
         check=True,
         timeout=120,

@@ -11,23 +11,24 @@ from typing import Any
 import pytest
 
 from tests.servers.weave_process import WeaveServer
+from tests.unit import documents
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FOLDER = EXAMPLES / "from_weave_op"
 PROJECT = "capitals"
 
 
-def ran(server: WeaveServer, program: Path, store: Path, *before: str) -> str:
-    """Run a program to its end; return what it printed."""
+def ran(server: WeaveServer, line: str, store: Path) -> str:
+    """Run a line to its end, in the example's folder; return what it printed."""
     done = subprocess.run(
-        [*before, sys.executable, str(program)],
+        ["bash", "-euc", line],
         env={
             **os.environ,
             **server.environ(),
-            "OTEL_TRACES_EXPORTER": "weave",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "OTEL_ROLLOUT_DIR": str(store),
         },
-        cwd=store,
+        cwd=FOLDER,
         capture_output=True,
         text=True,
         timeout=120,
@@ -43,11 +44,11 @@ def calls(
 ) -> dict[str, list[Any]]:
     """The calls of both programs."""
     store = tmp_path_factory.mktemp("store")
-    instrument = str(Path(sys.executable).with_name("opentelemetry-instrument"))
-    ran(weave_server, FOLDER / "before.py", store)
+    first, second = documents.block_commands(FOLDER / "README.md")
+    ran(weave_server, first, store)
     client = weave_server.client(PROJECT)
     before = list(client.get_calls())
-    ran(weave_server, FOLDER / "after.py", store, instrument)
+    ran(weave_server, second, store)
     known = {call.id for call in before}
     after = [call for call in client.get_calls() if call.id not in known]
     return {"before": before, "after": after}

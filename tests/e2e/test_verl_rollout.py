@@ -15,6 +15,7 @@ from tests.e2e.rollouts import runs
 from tests.e2e.rollouts.runs import Run
 from tests.servers.otlp_receiver import OtlpReceiver
 from tests.servers.weave_process import WeaveServer
+from tests.unit import documents
 
 STEPS, PROMPTS, N = 2, 8, 4
 OPTIONS = ("--steps", str(STEPS), "--prompts", str(PROMPTS), "--n", str(N), "--workers", "2")
@@ -114,6 +115,19 @@ class TestTheWholeRun:
             tools += inside["execute_tool"]
             assert all(run.below(leaf) == [] for leaf in run.below(agent))
         assert tools > 0
+
+    def test_the_tree_of_the_readme_is_made_of_such(self, run: Run) -> None:
+        (tree,) = documents.blocks(documents.ROOT / "README.md", "text")
+        shown = re.findall(r"^([│├└─ ]*)([a-z_]+ \w+)", tree, flags=re.M)
+        over: list[tuple[int, str]] = []
+        pairs = set()
+        for lead, name in shown:
+            over = [one for one in over if one[0] < len(lead)]
+            pairs |= {(over[-1][1], name)} if over else set()
+            over.append((len(lead), name))
+        names = {call.id: call.op_name for call in run.calls}
+        assert len(pairs) == 4
+        assert pairs <= {(names.get(call.parent_id), call.op_name) for call in run.calls}
 
     def test_the_root_counts_what_is_below_it(self, run: Run) -> None:
         for root in run.roots:

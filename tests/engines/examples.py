@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import otel_rollout.local
+from tests.unit import documents
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,17 +19,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def rollouts_of(
     example: str, store: Path, environ: Mapping[str, str], *options: str
 ) -> list[dict[str, Any]]:
-    """The trajectories that `examples/{example}/loop.py` leaves in a store."""
-    command = [
-        str(Path(sys.executable).with_name("opentelemetry-instrument")),
-        *(sys.executable, str(ROOT / "examples" / example / "loop.py"), *options),
-    ]
+    """The trajectories that `examples/{example}/loop.py` leaves in a store.
+
+    It is run by the line of its README, with more options behind it.
+    """
+    line = line_of(example, "opentelemetry-instrument python")
     done = subprocess.run(
-        command,
+        ["bash", "-c", f"{line} {shlex.join(options)}"],
+        cwd=ROOT if "examples/" in line else ROOT / "examples" / example,
         env={
             **os.environ,
             **environ,
-            "OTEL_TRACES_EXPORTER": "weave",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "OTEL_ROLLOUT_DIR": str(store),
             "WANDB_API_KEY": "",
             "NETRC": os.devnull,
@@ -40,6 +43,13 @@ def rollouts_of(
     assert "mean reward" in done.stdout
     with otel_rollout.local.open(store) as opened:
         return list(opened.trajectories())
+
+
+def line_of(example: str, part: str) -> str:
+    """The command line of an example's README that has this in it."""
+    page = ROOT / "examples" / example / "README.md"
+    (found,) = [line for line in documents.block_commands(page) if part in line]
+    return found
 
 
 def check(found: list[dict[str, Any]], prompts: int, n: int) -> None:

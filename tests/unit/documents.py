@@ -12,29 +12,39 @@ PAGES = [
     *sorted(DOCS.glob("*.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
+SHELL = ("sh", "console")
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.S | re.M)
+
+
+def all_blocks(page: Path) -> list[tuple[str, str]]:
+    """The language and the text of every fenced block of a page, in order."""
+    return _FENCED.findall(page.read_text())
 
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of a language on a page."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+    return [text for named, text in all_blocks(page) if named == language]
+
+
+def block(page: Path, language: str, start: str) -> str:
+    """The one block of a language that starts so."""
+    (found,) = [text for text in blocks(page, language) if text.startswith(start)]
+    return found
+
+
+def prose(page: Path) -> str:
+    """What stands outside the fenced blocks."""
+    return _FENCED.sub("", page.read_text())
 
 
 def block_commands(page: Path) -> list[str]:
-    """Every command line that is there to be typed: of shell blocks, fenced or indented."""
-    found = [
-        line
-        for kind in ("sh", "console")
-        for block in blocks(page, kind)
-        for line in block.splitlines()
-    ]
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
-    starts = r"(?:[A-Z_]+=\S+ )*(?:make|pip|otel-rollout|opentelemetry-instrument|export)\b"
-    found += re.findall(rf"^    ({starts}.*)$", prose, flags=re.M)
-    return [line.partition(" #")[0].strip() for line in found if line.strip()]
+    """Every command line that is there to be typed, without its comment."""
+    shell = [text for language, text in all_blocks(page) if language in SHELL]
+    lines = [line.partition(" #")[0].strip() for text in shell for line in text.splitlines()]
+    return [line for line in lines if line]
 
 
 def commands(page: Path) -> list[str]:
     """Those, and the commands that the text mentions."""
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
-    mentioned = re.findall(r"`((?:otel-rollout|make) [^`]+)`", prose)
+    mentioned = re.findall(r"`((?:otel-rollout|make) [^`]+)`", prose(page))
     return [*block_commands(page), *(line.partition(" #")[0].strip() for line in mentioned)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
+import json
 import os
 import re
 import runpy
@@ -11,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import types
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,11 @@ from otel_rollout.cli import main
 from otel_rollout.testing import captured
 from tests.unit import documents
 
-ROOT, DOCS = documents.ROOT, documents.DOCS
+ROOT, DOCS, PAGES = documents.ROOT, documents.DOCS, documents.PAGES
 CODE = [
     pytest.param(page, code, id=f"{page.stem}-{number}")
-    for page in sorted(DOCS.glob("*.md"))
+    for page in documents.PAGES
+    if page != ROOT / "README.md"  # test_readme.py
     for number, code in enumerate(documents.blocks(page, "python"))
     # Run elsewhere: with the openai package, and as modules of an instrumentor below.
     if "import AsyncOpenAI" not in code and not code.startswith("# otel_rollout/")
@@ -38,9 +42,32 @@ COMMANDS = [
 ]
 
 
+NEITHER_CODE_NOR_COMMANDS = {
+    ("otlp.md", "yaml"): "tests/alongside/test_docs.py",
+    ("instrumentors.md", "toml"): "tests/unit/test_docs.py",
+    ("README.md", "text"): "tests/e2e/test_verl_rollout.py",
+    ("delivery.md", "text"): "tests/unit/test_docs.py",
+    ("reference.md", "text"): "tests/unit/test_docs.py",
+}
+"""What holds such a block to be true."""
+
+
 def test_there_is_code_and_there_are_commands() -> None:
-    assert len(CODE) >= 5
+    assert len(CODE) >= 9
     assert len(COMMANDS) >= 20
+
+
+def test_every_block_is_of_a_kind_that_is_tested() -> None:
+    found = {(page.name, language) for page in PAGES for language, _ in documents.all_blocks(page)}
+    others = {one for one in found if one[1] not in ("python", *documents.SHELL)}
+    assert others == set(NEITHER_CODE_NOR_COMMANDS)
+    for (name, language), test in NEITHER_CODE_NOR_COMMANDS.items():
+        assert f'"{language}"' in (ROOT / test).read_text(), (name, test)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_no_code_stands_outside_the_fences(page: Path) -> None:
+    assert re.findall(r"(?<=\n\n)    \S.*", documents.prose(page)) == []
 
 
 @pytest.mark.parametrize(("page", "code"), CODE)
@@ -49,12 +76,24 @@ def test_every_snippet_runs(
 ) -> None:
     monkeypatch.setenv("OTEL_ROLLOUT_DIR", str(tmp_path))
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: None)
+    if '".demo"' in code:  # the store of `make demo`; here one that a loop of the pages left
+        make_store(tmp_path / ".demo")
+        monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     with captured():
         exec(compile(code, page.name, "exec"), names)
     for name, value in names.items():
         if name.startswith("test_") and callable(value):
             value()
+
+
+def make_store(folder: Path) -> None:
+    """Run the loop of the five minutes, traced into a folder."""
+    (code,) = documents.blocks(DOCS / "start.md", "python")
+    environ = {**os.environ, "OTEL_TRACES_EXPORTER": "weave", "OTEL_ROLLOUT_DIR": str(folder)}
+    instrument = Path(sys.executable).with_name("opentelemetry-instrument")
+    command = [str(instrument), sys.executable, "-c", code]
+    subprocess.run(command, env={**environ, "WANDB_API_KEY": ""}, check=True, timeout=120)
 
 
 def test_the_five_minutes(tmp_path: Path) -> None:
@@ -107,7 +146,7 @@ class TestCommands:
         elif name == "opentelemetry-instrument":
             assert rest[0] == "python"
         else:
-            assert name in ("python", "vllm", "diff", "cd"), command
+            assert name in ("python", "vllm", "dev/bench_other_python.sh"), command
 
     def is_variable(self, assignment: str) -> None:
         name = assignment.partition("=")[0]
@@ -188,7 +227,10 @@ def test_the_instrumentor_of_the_page_works(monkeypatch: pytest.MonkeyPatch) -> 
     library.Client = Client  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mylib", types.ModuleType("mylib"))
     monkeypatch.setitem(sys.modules, "mylib.client", library)
-    instrumentor = sys.modules["otel_rollout.instrumentors.mylib"].MylibInstrumentor()
+    (toml,) = documents.blocks(DOCS / "instrumentors.md", "toml")
+    (name, value) = re.findall(r'^(\w+) = "(.*)"$', toml, flags=re.M)[0]
+    point = importlib.metadata.EntryPoint(name, value, "opentelemetry_instrumentor")
+    instrumentor = point.load()()
     with captured() as rollouts, contextlib.ExitStack() as stack:
         instrumentor.instrument()
         stack.callback(instrumentor.uninstrument)
@@ -201,3 +243,24 @@ def test_the_instrumentor_of_the_page_works(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_entry_point_of_the_page_is_like_ours() -> None:
     (toml,) = documents.blocks(DOCS / "instrumentors.md", "toml")
     assert toml.splitlines()[0] in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("page", ["delivery.md", "reference.md"])
+def test_a_record_of_a_segment_is_as_the_page_shows_it(page: str, tmp_path: Path) -> None:
+    (shown,) = documents.blocks(DOCS / page, "text")
+    pattern = re.sub(r"\s*(TAB|LF)\s*", lambda found: {"TAB": "\t", "LF": "\n"}[found[1]], shown)
+    pattern = re.sub(r"(0x1E|RS)\s+", "\x1e", pattern)
+    pattern = re.sub(r"crc32 ?\(8 hex( digits)?\)", "([0-9a-f]{8})", pattern)
+    pattern = re.sub(r"meta( \(JSON\)|-json)", r"({[^\\n]*})", pattern)
+    pattern = re.sub(r"body( \(JSON\)|-json)", r"([^\\n]*)", pattern)
+    make_store(tmp_path)
+    (segment,) = (tmp_path / "spool").glob("*.spool")
+    data = segment.read_text()
+    found = list(re.finditer(pattern, data))
+    assert "".join(one[0] for one in found) == data
+    for one in found:
+        crc, meta, body = one.groups()
+        assert int(crc, 16) == zlib.crc32(f"\t{meta}\t{body}".encode())
+        json.loads(body)
+    kinds = {json.loads(one[2])["kind"] for one in found}
+    assert kinds == {"header", "call", "feedback"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.examples import check, rollouts_of
+from tests.engines.examples import check, line_of, rollouts_of
 from tests.engines.vllm.conftest import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,19 +25,19 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server of the example's README, on a free port."""
+    """The server as the example's README starts it, on a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "log"
-    command = [BIN / "vllm", "serve", ROOT / "examples" / "verl_calculator" / "policy"]
-    command += ["--served-model-name", "policy", "--max-model-len", "512"]
-    command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]
+    line = line_of("openai_loop", "vllm serve").removesuffix("&")
+    line += f"--dtype float32 --enforce-eager --host 127.0.0.1 --port {port}"
     environ = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
     with log.open("w") as output:
         process = subprocess.Popen(
-            [str(part) for part in command],
-            env={**environ, **ENVIRONMENT},
+            ["bash", "-c", f"exec {line}"],
+            cwd=ROOT,
+            env={**environ, **ENVIRONMENT, "PATH": f"{BIN}{os.pathsep}{environ['PATH']}"},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
