@@ -72,7 +72,10 @@ class EndedTrajectory:
         recording.end()
 
     def headers(self) -> dict[str, str]:
-        """Return trace context and baggage as W3C headers, for :meth:`from_headers`."""
+        """Return trace context and baggage as W3C headers, for :meth:`from_headers`.
+
+        Names and values are plain text. Never raises.
+        """
         headers: dict[str, str] = {}
         context = self._context()
         _trace_context.inject(headers, context)

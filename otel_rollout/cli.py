@@ -57,8 +57,14 @@ def _show(directory: Path) -> None:
 
 
 @main.command()
-@click.option("--path", type=click.Choice(["classic", "v1"]), default="v1", show_default=True)
-@click.option("--steps", default=2, show_default=True)
+@click.option(
+    "--path",
+    type=click.Choice(["classic", "v1"]),
+    default="v1",
+    show_default=True,
+    help="Which of verl's rollout paths.",
+)
+@click.option("--steps", default=2, show_default=True, help="Training steps, without an update.")
 @click.option("--prompts", default=8, show_default=True, help="Questions in a step.")
 @click.option("--n", "rollouts", default=4, show_default=True, help="Rollouts of each question.")
 @click.argument("directory", type=_DIRECTORY, default=Path(".demo"))

@@ -45,11 +45,11 @@ class IdGenerator(SdkIdGenerator):
     """For ``TracerProvider(id_generator=IdGenerator())``; reads and moves no random generator."""
 
     def generate_span_id(self) -> int:
-        """Return a new span id, 1 to 2**64 - 1."""
+        """Return a new span id, 1 to 2**64 - 1; never raises."""
         return _random_64()
 
     def generate_trace_id(self) -> int:
-        """Return a new trace id, 1 to 2**128 - 1."""
+        """Return a new trace id, 1 to 2**128 - 1; never raises."""
         return _random_64() << 64 | _random_64()
 
     def is_trace_id_random(self) -> bool:

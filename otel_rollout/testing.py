@@ -128,9 +128,10 @@ class CapturedTrajectory:
     # --- what happened ---------------------------------------------------------------------------
 
     def spans_of(self, operation: str) -> list[ReadableSpan]:
-        """Return the spans of an operation (``gen_ai.operation.name``), or else of this name.
+        """Return the spans of an ``operation`` (``gen_ai.operation.name``), or else of this name.
 
-        ``text_completion``, ``chat``, ``execute_tool``, ``invoke_agent``, ``evaluate``.
+        ``text_completion``, ``chat``, ``execute_tool``, ``invoke_agent``, ``evaluate``. Raises
+        nothing: where there is none, the list is empty.
         """
         return [
             span
@@ -154,7 +155,7 @@ class CapturedTrajectory:
 
     @property
     def errors(self) -> list[tuple[str, str, str]]:
-        """Of each failed span its name, and its error's type and message."""
+        """Of each failed span its name, its error's type, and the message, in order of start."""
         return [
             (str(call["op_name"]), kind, message) for call, kind, message in self._read.errors()
         ]
@@ -183,7 +184,10 @@ class CapturedTrajectory:
         return self._read.response_text
 
     def tokens(self) -> Tokens:
-        """Return the tokens behind the first prompt, with mask and log-probabilities."""
+        """Return the tokens behind the first prompt, with mask and log-probabilities.
+
+        Raises nothing: what is not known is left out.
+        """
         return self._read.tokens()
 
     # --- assertions ------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ class CapturedTrajectory:
         raise AssertionError(f"{message}\n\n{self}")
 
     def assert_no_errors(self) -> None:
-        """Assert that no span of the trajectory failed."""
+        """Assert that no span of the trajectory failed; raises ``AssertionError``."""
         self._assert(not self.errors, f"errors: expected none, found {self.errors!r}")
 
     def _assert(self, condition: bool, message: str) -> None:
@@ -272,7 +276,10 @@ class InMemoryExporter(InMemorySpanExporter):
     rollout_payload = "full"
 
     def trajectories(self) -> list[CapturedTrajectory]:
-        """Return the trajectories of what was exported so far, in order of their start."""
+        """Return the trajectories of what was exported so far, in order of their start.
+
+        Raises nothing: before the first one the list is empty.
+        """
         traces: dict[int, list[ReadableSpan]] = {}
         for span in self.get_finished_spans():
             if span.context is not None and calls.belongs_to_trajectory(span):
@@ -337,7 +344,7 @@ class Captured:
         )
 
     def clear(self) -> None:
-        """Forget what was captured until now."""
+        """Forget what was captured until now. Raises nothing."""
         self._processor.force_flush(_FLUSH_MS)
         self.exporter.clear()
 
@@ -350,7 +357,8 @@ def captured(configuration: Settings | None = None) -> Iterator[Captured]:
     """Capture in memory what is traced within the block, in place of what was set up before.
 
     Afterwards everything is as before; what was captured can still be read. For one test at a time
-    in a process, and for what happens in this process.
+    in a process, and for what happens in this process. Gives the :class:`Captured`; what the block
+    raises is unchanged.
 
     Args:
         configuration: settings to try instead of the defaults, such as

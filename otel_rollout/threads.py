@@ -28,7 +28,8 @@ def in_context(function: Callable[_P, _R]) -> Callable[_P, _R]:
         await loop.run_in_executor(pool, in_context(score), answer)
         threading.Thread(target=in_context(score), args=(answer,)).start()
 
-    Only OpenTelemetry's context is taken along. It does not cross to another process.
+    Only OpenTelemetry's context is taken along. It does not cross to another process. What the
+    function returns or raises is unchanged.
     """
     context = otel_context.get_current()
 

@@ -85,7 +85,8 @@ class Trajectory:
     def headers(self) -> dict[str, str]:
         """Return what another process needs to speak of this trajectory: W3C trace headers.
 
-        For :meth:`EndedTrajectory.from_headers`; plain text, which may travel with anything.
+        For :meth:`EndedTrajectory.from_headers`; plain text, which may travel with anything. Never
+        raises.
         """
         return self._ended.headers()
 
@@ -96,7 +97,11 @@ class Trajectory:
 
 
 def current_trajectory(context: Context | None = None) -> Trajectory | None:
-    """Return the innermost open trajectory of this process, if the context is inside one."""
+    """Return the innermost open trajectory of this process, ``None`` outside any; never raises.
+
+    Args:
+        context: an OpenTelemetry context; the current one by default.
+    """
     handle = otel_context.get_value(_HANDLE, context)
     return handle if isinstance(handle, Trajectory) else None
 
@@ -331,6 +336,8 @@ class trajectory:  # noqa: N801 - used like a function, as `contextlib.suppress`
 
     def told_by(self, provider: str, discriminator: str | None = None) -> trajectory:
         """Say which framework's trajectory this is; for instrumentors. Returns the same object.
+
+        Never raises.
 
         ``provider``: the framework's name, as GenAI's ``gen_ai.provider.name``.
         ``discriminator``: tells samples apart that share one index.

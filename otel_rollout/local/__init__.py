@@ -21,7 +21,9 @@ __all__ = ["open"]
 def open(directory: str | Path | None = None) -> Store:  # noqa: A001
     """Open the store in ``directory`` (``OTEL_ROLLOUT_DIR`` by default) for reading.
 
-    The first time it is indexed, later what is new; a run may go on writing meanwhile.
+    The first time it is indexed, later what is new; a run may go on writing meanwhile. Returns a
+    :class:`~otel_rollout.local.reading.Store`, a context manager. Raises ``FileNotFoundError``
+    where there is no such folder.
     """
     from otel_rollout.local.reading import Store
     from otel_rollout.settings import settings

@@ -33,17 +33,26 @@ class Store:
         self.index.update(progress)
 
     def refresh(self) -> bool:
-        """Take in what has been written since; return whether there was anything."""
+        """Take in what has been written since; return whether there was anything.
+
+        Raises nothing for damaged parts of a file: they are skipped.
+        """
         return self.index.update()
 
     def count(self, filter: str = "") -> int:  # noqa: A002
-        """Return how many trajectories match an expression."""
+        """Return how many trajectories match an expression.
+
+        Raises :class:`~otel_rollout.local.expression.FilterError`, a ``ValueError``.
+
+        Args:
+            filter: an expression as in the viewer; empty: all.
+        """
         return queries.summary(self.index, Selection(text=filter)).count
 
     def trajectories(self, filter: str = "", *, sort: str = "started") -> Iterator[dict[str, Any]]:  # noqa: A002
-        """Yield the trajectories that match, oldest first.
+        """Yield the trajectories that match, oldest first, as the rows of ``otel-rollout export``.
 
-        Raises :class:`~otel_rollout.local.expression.FilterError`.
+        Raises :class:`~otel_rollout.local.expression.FilterError`, a ``ValueError``.
 
         Args:
             filter: an expression as in the viewer, such as ``step==3 and reward<0.1``.
@@ -60,14 +69,18 @@ class Store:
             after = page.rows[-1]["trace"]
 
     def trajectory(self, trace_id: str) -> dict[str, Any]:
-        """Return one trajectory; raises ``KeyError`` where it is not in the store."""
+        """Return one trajectory; raises ``KeyError`` where it is not in the store.
+
+        Args:
+            trace_id: 32 hexadecimal digits.
+        """
         row = queries.trajectory(self.index, trace_id)
         if row is None:
             raise KeyError(trace_id)
         return record(trajectory.load(self.index, row))
 
     def close(self) -> None:
-        """Close the index."""
+        """Close the index; raises nothing where it is closed already."""
         self.index.close()
 
     def __enter__(self) -> Store:

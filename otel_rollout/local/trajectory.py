@@ -24,7 +24,11 @@ from otel_rollout.local.store import Node
 
 @dataclass
 class Turn:
-    """A generation. What is not stored, or cannot be rebuilt, is ``None``."""
+    """A generation. What is not stored, or cannot be rebuilt, is ``None``.
+
+    ``call``: as it would be sent to Weave. ``prompt_ids``: of the whole context. ``logprobs``:
+    natural logarithms, one for each of the ``response_ids``. ``problem``: why ids are missing.
+    """
 
     call: dict[str, Any]
     prompt_ids: list[int] | None
@@ -51,7 +55,7 @@ class Turn:
 
 @dataclass
 class Tokens:
-    """The tokens of a trajectory behind its first prompt.
+    """The tokens of a trajectory behind its first prompt, ``ids``; ``prompt_ids``: of that prompt.
 
     ``mask``: 1 where the policy made the token. ``logprobs``: NaN where there is none. ``turns``:
     number of the turn that a token belongs to. ``breaks``: positions at which the context was not

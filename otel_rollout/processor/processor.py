@@ -162,7 +162,10 @@ class RolloutSpanProcessor(SpanProcessor):
                 report_internal_error(f"on_start of {thing.name}", error)
 
     def remember(self, span: ReadableSpan, identity: Identity) -> None:
-        """Note whose ``span`` this is, until it ends: ``identity`` is its trajectory's."""
+        """Note whose ``span`` this is, until it ends: ``identity`` is its trajectory's.
+
+        Never raises.
+        """
         if self._limits is None:
             self._limits = getattr(span, "_limits", None)
         while len(self._open) >= _OPEN_SPANS:  # never ended, long ago

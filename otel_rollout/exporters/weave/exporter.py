@@ -102,7 +102,7 @@ class WeaveSpanExporter(SpanExporter):
 
         ``is_root``: of its trajectory. ``kept``: on a root, the rule that keeps it, where that is
         known. ``keep_deaths``: whether to deliver it where this process dies before its root ends.
-        Raises ``OSError`` where it cannot be written.
+        A disk that cannot be written raises nothing: the call waits in memory, within bounds.
         """
         from otel_rollout.exporters.weave import calls, pending
 
@@ -127,7 +127,8 @@ class WeaveSpanExporter(SpanExporter):
     def settle(self, trace_id: int, kept: str | None) -> None:
         """Move what was withheld of a trajectory into the spool, or drop it.
 
-        ``trace_id``: 128 bits. ``kept``: the rule that keeps it; ``None``: drop it.
+        ``trace_id``: 128 bits. ``kept``: the rule that keeps it; ``None``: drop it. As with
+        :meth:`withhold`, a disk raises nothing; calls that cannot be read back are counted as lost.
         """
         with self._lock:
             if self._pending is None:
