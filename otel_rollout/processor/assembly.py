@@ -32,7 +32,7 @@ from otel_rollout.snapshot import MAX_DEPTH, MAX_TEXT, text_of
 _MAX_MESSAGE: Final = 4096
 _MAX_STACK: Final = 1 << 16
 _SEAM: Final = 64
-_END_TOKENS: Final = 512
+_END_TOKENS: Final = 384
 """Of a root's prompt and response, where longer than twice this: so many of each end are shown."""
 _INT64: Final = range(-(2**63), 2**63)
 
