@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -17,17 +16,11 @@ from typing import Any
 
 import pytest
 
+from tests.shell import free_port
 from tests.unit import documents
 
 PROGRAM = Path(__file__).with_name("rollouts.py")
 STARTS_WITHIN_S = 120
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

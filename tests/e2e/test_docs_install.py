@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import shell
 from tests.conftest import ROOT
 from tests.unit import documents
 
@@ -81,15 +82,7 @@ def test_it_installs_a_package_that_runs(
     script = (
         f"{line}\notel-rollout --version\npython -c 'import otel_rollout as o; print(o.__file__)'"
     )
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = shell.run(script, tmp_path, environ)
     assert done.stderr == ""  # an extra that is not there would be a warning
     assert "Successfully installed otel-rollout" in done.stdout
     assert str(tmp_path / "venv") in done.stdout.splitlines()[-1]

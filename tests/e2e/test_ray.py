@@ -16,6 +16,7 @@ import pytest
 
 from otel_rollout.startup import is_ray_service
 from tests.e2e.rollouts import runs
+from tests.shell import free_port
 
 PROGRAM = Path(__file__).parent / "ray_programs" / "contexts.py"
 CALLS = (
@@ -89,13 +90,6 @@ def existing(
         cluster.terminate()
         cluster.wait(60)
         shutil.rmtree(short, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def wait_for_port(port: int, timeout: float = 90) -> None:

@@ -24,6 +24,7 @@ import otel_rollout.local
 from otel_rollout import environment_variables, semconv, trajectory
 from otel_rollout.cli import main
 from otel_rollout.testing import captured
+from tests import shell
 from tests.unit import documents
 
 ROOT, DOCS, PAGES = documents.ROOT, documents.DOCS, documents.PAGES
@@ -101,21 +102,7 @@ def test_the_five_minutes(tmp_path: Path) -> None:
     (code,) = documents.blocks(page, "python")
     (console,) = documents.blocks(page, "console")
     (tmp_path / "loop.py").write_text(code)
-    environ = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "WANDB_API_KEY": "",
-    }
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", console],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    done = shell.run(console, tmp_path, shell.environment(WANDB_API_KEY=""))
     assert "rollout capitals" in done.stdout
     assert (tmp_path / "rollouts.jsonl").exists()
     with otel_rollout.local.open(tmp_path / "store") as store:

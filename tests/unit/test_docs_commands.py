@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import otel_rollout.local
+from tests import shell
 from tests.unit import documents
 
 ROOT, DOCS = documents.ROOT, documents.DOCS
@@ -114,7 +107,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in LOOPS:
         (made / name).write_text(code)
     environ = {**_clean(), "OTEL_TRACES_EXPORTER": "weave", "OTEL_ROLLOUT_DIR": str(made / "store")}
-    run("opentelemetry-instrument python loop.py", made, environ)
+    shell.run("opentelemetry-instrument python loop.py", made, environ)
     (made / ".demo").symlink_to("store")
     policy = ROOT / "examples" / "verl_calculator" / "policy" / "tokenizer.json"
     shutil.copy(policy, made / "FILE")
@@ -130,10 +123,11 @@ def folder(prepared: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def server(folder: Path) -> Iterator[str]:
     """A server that speaks Weave's protocol."""
-    port = free_port()
-    serving = serve(f"otel-rollout view team --no-browser --port {port}", folder, _clean(), port)
+    port = shell.free_port()
+    line = f"otel-rollout view team --no-browser --port {port}"
+    serving, _ = shell.serve(line, folder, _clean(), port)
     yield f"http://127.0.0.1:{port}"
-    stop(serving)
+    shell.stop(serving)
 
 
 @pytest.mark.parametrize("lines", HERE)
@@ -149,11 +143,12 @@ def test_it_runs(lines: list[str], folder: Path, server: str) -> None:
         if typed.startswith("export "):
             environ |= (word.split("=", 1) for word in shlex.split(typed)[1:])
         elif re.search(r"otel-rollout view\b", typed):
-            port = free_port()
+            port = shell.free_port()
             typed = f"{re.sub(r'--port [0-9]+', '', typed)} --port {port}"
-            stop(serve(typed, folder, environ, port))
+            serving, _ = shell.serve(typed, folder, environ, port)
+            shell.stop(serving)
         else:
-            run(typed, folder, environ)
+            shell.run(typed, folder, environ)
         if "otel-rollout export" in typed:
             (written,) = re.findall(r"-o (\S+)", typed)
             assert (folder / written).stat().st_size
@@ -162,7 +157,7 @@ def test_it_runs(lines: list[str], folder: Path, server: str) -> None:
                 assert team.count() == 24
                 assert {one["project"] for one in team.trajectories()}
     if any("push" in line for line in lines):  # the last line sends as it goes, 2 s at its end
-        run("otel-rollout push store", folder, environ)  # what a busy machine has left
+        shell.run("otel-rollout push store", folder, environ)  # what a busy machine has left
         with otel_rollout.local.open(folder / "team") as team:
             assert team.count() == 48
             assert "capitals" in str([one["project"] for one in team.trajectories()])
@@ -185,8 +180,8 @@ def test_the_rules_of_the_page_keep_what_they_name(tmp_path: Path) -> None:
     (exports,) = documents.blocks(DOCS / "sampling.md", "sh")
     (tmp_path / "program.py").write_text(KEPT)
     environ = {**_clean(), "OTEL_TRACES_EXPORTER": "weave", "OTEL_ROLLOUT_DIR": "store"}
-    said = run(f"{exports}opentelemetry-instrument python program.py", tmp_path, environ)
-    assert "OTEL_ROLLOUT_KEEP" not in said
+    line = f"{exports}opentelemetry-instrument python program.py"
+    assert "OTEL_ROLLOUT_KEEP" not in shell.run(line, tmp_path, environ).stderr
     with otel_rollout.local.open(tmp_path / "store") as store:
         assert [one["sample_index"] for one in store.trajectories()] == [1]
 
@@ -198,59 +193,6 @@ def as_typed(line: str) -> str:
     return line if "view" not in line or "--no-browser" in line else f"{line} --no-browser"
 
 
-def run(line: str, folder: Path, environ: dict[str, str]) -> str:
-    """Run a line to its good end; return what it said on its standard error."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", line],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, (line, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr, (line, done.stderr)
-    return done.stderr
-
-
-def serve(line: str, folder: Path, environ: dict[str, str], port: int) -> subprocess.Popen[bytes]:
-    """Start a server and wait until it answers, be it that one has to show a token."""
-    serving = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=folder, env=environ)
-    for _ in range(600):
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30):
-                return serving
-        except urllib.error.HTTPError as error:
-            if error.code in (401, 403):
-                return serving
-            raise
-        except OSError:
-            assert serving.poll() is None, line
-            time.sleep(0.1)
-    stop(serving)
-    raise AssertionError(f"{line}: no answer")
-
-
-def stop(serving: subprocess.Popen[bytes]) -> None:
-    serving.send_signal(signal.SIGINT)  # Ctrl-C, as the pages say
-    assert serving.wait(30) in (0, 130, -signal.SIGINT)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 def _clean() -> dict[str, str]:
     """Nothing of the developer's settings, and W&B's hosts out of reach."""
-    names = ("OTEL_", "WANDB_", "WF_", "WEAVE_")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(names)}
-    return {
-        **clean,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}",
-        "WF_TRACE_SERVER_URL": NOWHERE,
-        "WANDB_BASE_URL": NOWHERE,
-        "NETRC": os.devnull,
-    }
+    return shell.environment(WF_TRACE_SERVER_URL=NOWHERE, WANDB_BASE_URL=NOWHERE)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pyarrow.parquet
@@ -16,6 +11,7 @@ import pytest
 
 import otel_rollout.local
 from otel_rollout import settings
+from tests import shell
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
@@ -52,33 +48,24 @@ def test_there_are_snippets() -> None:
 class TestFromALoopToParquet:
     """A newcomer's way, by the README's own lines."""
 
-    @pytest.fixture
-    def environ(self) -> dict[str, str]:
-        environ = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("OTEL_", "WANDB_", "WF_"))
-        }
-        scripts = Path(sys.executable).parent
-        return {**environ, "PATH": f"{scripts}{os.pathsep}{environ['PATH']}", "BROWSER": "true"}
-
-    def test_each_step_does_what_it_says(self, tmp_path: Path, environ: dict[str, str]) -> None:
+    def test_each_step_does_what_it_says(self, tmp_path: Path) -> None:
+        environ = shell.environment(BROWSER="true")
         (tmp_path / "loop.py").write_text(SNIPPETS[0])
+        own = str(shell.free_port())  # not the page's: somebody may be at work there
         servers: list[subprocess.Popen[bytes]] = []
         said = ""
         try:
             for line in CONSOLE:
-                words = line.partition("  #")[0].strip()
+                words = line.partition("  #")[0].strip().replace("7799", own)
                 if words.startswith("export "):
                     environ.update(word.split("=", 1) for word in words.split()[1:])
                 elif " view " in words:
                     servers.append(self.serve(words.rstrip("& "), tmp_path, environ))
                 else:
-                    said += self.run(words, tmp_path, environ)
+                    said += shell.run(words, tmp_path, environ).stdout
         finally:
             for server in servers:
-                server.terminate()
-                server.wait(30)
+                shell.stop(server)
         assert len(servers) == 2
         assert "execute_tool lookup" in said
         table = pyarrow.parquet.read_table(tmp_path / "rollouts.parquet")
@@ -88,38 +75,12 @@ class TestFromALoopToParquet:
             assert team.count() == table.num_rows == 8
 
     @staticmethod
-    def run(line: str, folder: Path, environ: dict[str, str]) -> str:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", line],
-            cwd=folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr, (line, done.stderr)
-        return done.stdout
-
-    @staticmethod
     def serve(line: str, folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start a viewer as the line says, and wait until its page is there."""
         asked = re.search(r"--port (\d+)", line)
-        if asked is None:  # not the usual port: somebody may be looking at something
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
+        port = int(asked[1]) if asked else shell.free_port()
+        if not asked:
             line += f" --port {port} --no-browser"
-        else:
-            port = int(asked[1])
-        server = subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=folder, env=environ)
-        for _ in range(600):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
-                    assert answer.status == 200
-                    return server
-            except OSError:
-                assert server.poll() is None, line
-                time.sleep(0.1)
-        server.kill()
-        raise AssertionError(f"{line}: no page")
+        server, status = shell.serve(line, folder, environ, port)
+        assert status == 200
+        return server

@@ -18,6 +18,7 @@ from otel_rollout import distro, tracing_setup
 from otel_rollout.tracing_setup import PLAIN, set_up_tracing
 
 VERSION = "1.2b3"
+MadeBy = Callable[[Callable[[], object]], TracerProvider]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,16 @@ def no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def made_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], TracerProvider]:
+def variables(
+    request: pytest.FixtureRequest, no_variables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment has these, and no other of OTel's."""
+    for name, value in request.param.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def made_by(monkeypatch: pytest.MonkeyPatch) -> MadeBy:
     """What a function sets up, caught before it would be the process's for good."""
     caught: list[TracerProvider] = []
     for name in vars(configuration):
@@ -102,15 +112,11 @@ def described(provider: TracerProvider) -> dict[str, Any]:
         },
         {"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"},
     ],
-    ids=lambda variables: ",".join(variables),
+    ids=",".join,
+    indirect=True,
 )
-def test_both_ways_make_the_same_provider(
-    variables: dict[str, str],
-    made_by: Callable[[Callable[[], object]], TracerProvider],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("variables")
+def test_both_ways_make_the_same_provider(made_by: MadeBy) -> None:
     assert described(made_by(our_way)) == described(made_by(the_sdks_way))
 
 
@@ -121,15 +127,13 @@ def test_both_ways_make_the_same_provider(
         {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"},
         {"OTEL_PYTHON_TRACER_CONFIGURATOR": "unheard-of"},
     ],
-    ids=lambda variables: ",".join(variables),
+    ids=",".join,
+    indirect=True,
 )
+@pytest.mark.usefixtures("variables")
 def test_what_the_configurator_reads_is_left_to_it(
-    variables: dict[str, str],
-    made_by: Callable[[Callable[[], object]], TracerProvider],
-    monkeypatch: pytest.MonkeyPatch,
+    made_by: MadeBy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
     assert not set_up_tracing(VERSION)
     monkeypatch.setattr("opentelemetry.instrumentation.version.__version__", VERSION)
     assert described(made_by(distro._configure_sdk)) == described(made_by(the_sdks_way))

@@ -7,14 +7,12 @@ rollouts are in tests/e2e/test_verl_rollout.py.
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import shell
 from tests.unit import documents
 
 BLOCKS = [
@@ -35,23 +33,12 @@ def test_the_trainer_starts(block: str, tmp_path: Path) -> None:
     assert lines[-1].endswith("python -m verl.trainer.main_ppo …")
     lines[-1] = lines[-1].replace("…", "--cfg job")
     script = "\n".join(lines).replace("WANDB_API_KEY=…", "WANDB_API_KEY=")
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "OTEL_ROLLOUT_DIR": str(tmp_path / "store"),
-            "NETRC": os.devnull,
-            "WF_TRACE_SERVER_URL": "http://127.0.0.1:9",
-            "WANDB_BASE_URL": "http://127.0.0.1:9",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
+    environ = shell.environment(
+        OTEL_ROLLOUT_DIR=str(tmp_path / "store"),
+        WF_TRACE_SERVER_URL="http://127.0.0.1:9",
+        WANDB_BASE_URL="http://127.0.0.1:9",
     )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
+    done = shell.run(script, tmp_path, environ, timeout=300)
     assert "not instrumented" not in done.stderr
     assert "actor_rollout_ref:" in done.stdout
 

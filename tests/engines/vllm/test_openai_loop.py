@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from tests.engines.examples import check, line_of, rollouts_of
 from tests.engines.vllm.conftest import ENVIRONMENT
+from tests.shell import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
@@ -26,9 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The server as the example's README starts it, on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("vllm") / "log"
     line = line_of("openai_loop", "vllm serve").removesuffix("&")
     line += f"--dtype float32 --enforce-eager --host 127.0.0.1 --port {port}"
