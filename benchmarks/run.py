@@ -258,10 +258,10 @@ def crowd(curves: Curves) -> list[Row]:
 
     say(f"{many} trajectories at once: how much work of its own makes the loop half busy")
     found = [measure("untraced", running["untraced"]) for _ in range(repeats(3))]
-    busy, rate = (
+    busy, calls_s = (
         statistics.median(one[key] for one in found) for key in ("loop_busy", "throughput")
     )
-    arguments["work"] = max(0.0, _WORK_S + (_BUSY - busy) / rate)
+    arguments["work"] = max(0.0, _WORK_S + (_BUSY - busy) / calls_s)
     say(f"{many} trajectories at once")
     used = measure("ours", running["ours"])  # builds the decoder, opens the segment
     share = min(0.9, max(0.05, used["process_cpu"] - used["loop_busy"]))
@@ -286,48 +286,24 @@ def crowd(curves: Curves) -> list[Row]:
                 plot.setdefault(name, []).append([count, value])
     busy = statistics.median(column(figures, "untraced", "loop_busy"))
     say(f"the loop is {busy:.0%} busy without tracing")
+
+    def figure(name: str, way: str, key: str, unit: str, **more: Any) -> Row:
+        factor = MS if unit == "ms" else 1.0
+        ours, untraced = (column(figures, one, key, factor) for one in (way, "untraced"))
+        return row(name, ours, untraced, unit=unit, against=UNTRACED, **more)
+
+    def rate(name: str, way: str, **more: Any) -> Row:
+        return figure(name, way, "throughput", "calls/s", higher_is_better=True, **more)
+
+    def lag(name: str, way: str, **more: Any) -> Row:
+        return figure(name, way, "lag_p99", "ms", **more)
+
     return [
-        row(
-            "throughput 256",
-            column(figures, "ours", "throughput"),
-            column(figures, "untraced", "throughput"),
-            unit="calls/s",
-            against=UNTRACED,
-            target=Target(ratio_at_least=0.98),
-            higher_is_better=True,
-            paired=True,
-        ),
-        row(
-            f"throughput 256 of {WEAVE}",
-            column(figures, "weave", "throughput"),
-            column(figures, "untraced", "throughput"),
-            unit="calls/s",
-            against=UNTRACED,
-            higher_is_better=True,
-        ),
-        row(
-            "loop lag p99 256",
-            column(figures, "ours", "lag_p99", MS),
-            column(figures, "untraced", "lag_p99", MS),
-            unit="ms",
-            against=UNTRACED,
-            target=Target(times_at_most=1.2),
-            paired=True,
-        ),
-        row(
-            "loop lag p99 256, untraced beside another process",
-            column(figures, "neighbour", "lag_p99", MS),
-            column(figures, "untraced", "lag_p99", MS),
-            unit="ms",
-            against=UNTRACED,
-        ),
-        row(
-            f"loop lag p99 256 of {WEAVE}",
-            column(figures, "weave", "lag_p99", MS),
-            column(figures, "untraced", "lag_p99", MS),
-            unit="ms",
-            against=UNTRACED,
-        ),
+        rate("throughput 256", "ours", target=Target(ratio_at_least=0.98), paired=True),
+        rate(f"throughput 256 of {WEAVE}", "weave"),
+        lag("loop lag p99 256", "ours", target=Target(times_at_most=1.2), paired=True),
+        lag("loop lag p99 256, untraced beside another process", "neighbour"),
+        lag(f"loop lag p99 256 of {WEAVE}", "weave"),
     ]
 
 

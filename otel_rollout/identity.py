@@ -31,7 +31,8 @@ MAX_VALUE_BYTES: Final = 512
 """Longest value in its percent-encoded form; carriers drop a whole baggage above 8192 bytes."""
 MAX_TOTAL_BYTES: Final = 6144
 _CACHE_SIZE: Final = 4096
-_INT64: Final = range(-(2**63), 2**63)
+INT64: Final = range(-(2**63), 2**63)
+"""The ints that an attribute can hold."""
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
 _MAY_BE_JSON: Final = frozenset('"-0123456789tfNI')
 
@@ -102,7 +103,7 @@ def _plain(value: Any) -> AttributeValue | None:
             return clean_text(str(value))
     if isinstance(value, numbers.Integral):
         number = int(value)
-        return number if number in _INT64 else _digits(number)
+        return number if number in INT64 else _digits(number)
     if isinstance(value, numbers.Real):
         try:
             return float(value)
@@ -135,7 +136,7 @@ def decode(text: str) -> AttributeValue:
         value = json.loads(text)
     except ValueError:
         return text
-    if type(value) is int and value not in _INT64:
+    if type(value) is int and value not in INT64:
         return text
     return value if type(value) in (bool, int, float, str) else text
 

@@ -13,7 +13,7 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from traceback import TracebackException
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -295,13 +295,3 @@ def starter(span: Any) -> Starter | None:
 def take_away(span_id: int) -> None:
     """Forget the payload: the span has ended and every processor has seen it."""
     _beside.pop(span_id, None)
-
-
-@contextlib.contextmanager
-def laid_beside(span_id: int, payload: Payload) -> Iterator[None]:
-    """:func:`lay_beside` for the time of a block."""
-    lay_beside(span_id, payload)
-    try:
-        yield
-    finally:
-        take_away(span_id)

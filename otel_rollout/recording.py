@@ -232,9 +232,9 @@ def start(
     try:
         if identity is None:
             identity = identities.from_context(context)
-        name = semconv.span_name(operation, subject)
         if identity is not None and not (identity.sampled or identity.held):
             return Recording(_absent(context), context)
+        name = semconv.span_name(operation, subject)
         given: dict[str, Any] = dict(identity.attributes) if identity is not None else {}
         given[semconv.OPERATION] = operation
         given[semconv.PROVIDER] = semconv.DEFAULT_PROVIDER

@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from otel_rollout.commands.findings import WARNING, Finding
-from otel_rollout.instrumentors.places import PLACES
+from otel_rollout.instrumentors.places import PLACES, installed_version
 from otel_rollout.instrumentors.sources import is_there
 
 OURS: Final = "otel-rollout"
@@ -53,17 +52,9 @@ class Library:
         yield f"{self.name:<13} {version}: {hooked}"
 
 
-def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def packages() -> dict[str, str]:
     """Return the versions of what matters to us and is installed."""
-    versions = {name: version_of(name) for name in (OURS, *_ALSO)}
+    versions = {name: installed_version(name) for name in (OURS, *_ALSO)}
     return {name: version for name, version in versions.items() if version is not None}
 
 
@@ -74,7 +65,7 @@ def libraries() -> list[Library]:
         roots = _folders(name)
         if not roots:
             continue
-        library = Library(name, version_of(name) or version_of(f"{name}-cpu"))
+        library = Library(name, installed_version(name))
         for place in places:
             where = next((one for one in place.names if is_there(one, roots)), None)
             if where is not None:

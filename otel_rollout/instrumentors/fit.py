@@ -11,7 +11,6 @@ import inspect
 import logging
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,7 +18,7 @@ from typing import Any
 
 from otel_rollout.diagnostics import contained, logger, say_once
 from otel_rollout.instrumentors.patching import Patches
-from otel_rollout.instrumentors.places import PLACES, Place
+from otel_rollout.instrumentors.places import PLACES, Place, installed_version
 
 
 @contained("looking for what is instrumented", None)
@@ -55,14 +54,7 @@ def check_package(patches: Patches, package: ModuleType) -> None:
 def version_of(library: str) -> str | None:
     """Return the version of a library that is imported, by its own word or its distribution's."""
     own = getattr(sys.modules.get(library), "__version__", None)
-    if isinstance(own, str) and own:
-        return own
-    for distribution in (library, f"{library}-cpu"):
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    return own if isinstance(own, str) and own else installed_version(library)
 
 
 def _say(library: str, version: str | None, patches: Patches) -> None:

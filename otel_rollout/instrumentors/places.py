@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Final
 
 
@@ -42,6 +43,16 @@ def release(version: str | None) -> tuple[int, ...]:
     """Return the numbers that a version begins with; those of "0.9.1.dev2+cu12" are 0, 9, 1."""
     start = re.match(r"v?(\d+(?:\.\d+)*)", version or "")
     return tuple(int(number) for number in start[1].split(".")) if start else ()
+
+
+def installed_version(library: str) -> str | None:
+    """Return the version of a library's distribution, or of its build for CPUs."""
+    for distribution in (library, f"{library}-cpu"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 _LOOP: Final = "verl.experimental.agent_loop.agent_loop"

@@ -23,7 +23,7 @@ from otel_rollout.identity import clean_text, plain
 from otel_rollout.media import described, is_in, without
 from otel_rollout.payload import Payload
 from otel_rollout.processor.deltas import Delta, Key, Trajectories, Turns
-from otel_rollout.processor.items import FULL, NONE, AttributeLimits, Item
+from otel_rollout.processor.items import FULL, NONE, AttributeLimits, Item, is_encodable
 from otel_rollout.processor.redaction import Redaction
 from otel_rollout.processor.token2text import Decoder
 from otel_rollout.processor.tokens import NO_IDS, Decoding, Parts, parts_of
@@ -34,7 +34,6 @@ _MAX_STACK: Final = 1 << 16
 _SEAM: Final = 64
 _END_TOKENS: Final = 384
 """Of a root's prompt and response, where longer than twice this: so many of each end are shown."""
-_INT64: Final = range(-(2**63), 2**63)
 
 
 @dataclass(slots=True)
@@ -314,7 +313,7 @@ def _text(value: Any) -> str:
 
 
 def _encodable_value(value: Any, depth: int) -> Any:
-    if _is_encodable(value):
+    if is_encodable(value):
         return value
     if isinstance(value, str):
         return _text(value)
@@ -327,19 +326,10 @@ def _encodable_value(value: Any, depth: int) -> Any:
     return plain(value)  # numbers of numpy, where they came with the payload
 
 
-def _is_encodable(value: Any) -> bool:
-    kind = type(value)
-    if kind is str:
-        return bool(value.isascii())
-    if kind is int:
-        return value in _INT64
-    return kind is bool or kind is float or kind is bytes or value is None
-
-
 def _encodable_event(event: Event) -> Event:
     attributes = event.attributes or {}
-    if _is_encodable(event.name) and all(
-        _is_encodable(key) and _is_encodable(value) for key, value in attributes.items()
+    if is_encodable(event.name) and all(
+        is_encodable(key) and is_encodable(value) for key, value in attributes.items()
     ):
         return event
     return Event(_text(event.name), _encodable(attributes), event.timestamp)
@@ -347,7 +337,7 @@ def _encodable_event(event: Event) -> Event:
 
 def _encodable_status(status: Status) -> Status:
     said = status.description
-    if said is None or _is_encodable(said):
+    if said is None or is_encodable(said):
         return status
     return Status(status.status_code, _text(said))
 

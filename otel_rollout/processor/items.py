@@ -9,7 +9,7 @@ from typing import Any, Final
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import ReadableSpan
 
-from otel_rollout.identity import Identity
+from otel_rollout.identity import INT64, Identity
 from otel_rollout.payload import Payload
 
 FULL: Final = "full"
@@ -19,7 +19,16 @@ LEVELS: Final = (FULL, TEXT, NONE)
 """What of the payload an exporter gets."""
 
 _FIXED_SIZE: Final = 2048
-_INT64: Final = range(-(2**63), 2**63)
+
+
+def is_encodable(value: Any) -> bool:
+    """Return whether every exporter can encode a value as it is; False for one to be looked at."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    if kind is int:
+        return value in INT64
+    return kind is bool or kind is float or kind is bytes or value is None
 
 
 @dataclass(slots=True)
@@ -76,17 +85,10 @@ class AttributeLimits:
             kind = type(value)
             if kind is list or kind is tuple:
                 value = tuple(value)
-                if not all(type(one) is str and one.isascii() for one in value):
-                    return None
-            elif kind is str:
-                if not value.isascii():
-                    return None
-            elif kind is int:
-                if value not in _INT64:
-                    return None
-            elif kind is not float and kind is not bool:
-                return None
-            if type(key) is not str or not key or not key.isascii():
+                as_it_is = all(type(one) is str and is_encodable(one) for one in value)
+            else:  # the SDK decodes bytes, and leaves out what is None
+                as_it_is = is_encodable(value) and kind is not bytes and value is not None
+            if not (as_it_is and key and type(key) is str and is_encodable(key)):
                 return None
             result[key] = value
         return result

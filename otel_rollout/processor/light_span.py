@@ -174,12 +174,15 @@ class LightSpan(ReadableSpan, trace.Span):  # type: ignore[misc]
         if self._full is not None:
             self._full.end(self._end_time)
         given, self._given = self._given, None
-        if payloads.beside(self) is None and self._context is not None:
+        assert self._context is not None  # it is made with one
+        span_id = self._context.span_id
+        if payloads.beside(self) is None:
             # Ended by somebody else than who recorded it: then this is all that comes with it.
-            with payloads.laid_beside(self._context.span_id, payloads.Payload(attributes=given)):
-                self._lane.told.on_end(self)
-        else:
+            payloads.lay_beside(span_id, payloads.Payload(attributes=given))
+        try:
             self._lane.told.on_end(self)
+        finally:
+            payloads.take_away(span_id)
 
     def is_recording(self) -> bool:
         """Return whether the span has not ended."""

@@ -19,13 +19,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import StatusCode
 
 from otel_rollout import semconv, snapshot
-from otel_rollout.identity import clean_text, plain
+from otel_rollout.identity import INT64, clean_text, plain
 
 MAX_OP_NAME: Final = 128
 MAX_DISPLAY_NAME: Final = 1024
 _UNNAMED: Final = "span"
 _MAX_DEPTH: Final = 100
-_INT64: Final = range(-(2**63), 2**63)
 
 _FLAT: Final = {
     semconv.STEP: "step",
@@ -101,7 +100,7 @@ def call_of(span: ReadableSpan) -> dict[str, Any]:
         "inputs": _clean(inputs),
         "output": _clean(output),
         "summary": _summary(attributes, failed, (end - start) // 1_000_000, name),
-        "exception": _clean(_exception(span, attributes)) if failed else None,
+        "exception": _exception(span, attributes) if failed else None,
     }
 
 
@@ -148,7 +147,7 @@ def _clean(value: Any, depth: int = 0) -> Any:
     if value is None or kind is bool or kind is float:
         return value
     if kind is int:
-        return value if value in _INT64 else str(value)
+        return value if value in INT64 else str(value)
     if depth > _MAX_DEPTH:
         return "… (nested too deeply)"
     # The exact types first: to ask for an abstract one takes as long as all the rest.
@@ -187,7 +186,7 @@ def _attributes(
     if kind is not None:
         _object_at(result, "weave")["kind"] = kind
     resource = span.resource.attributes
-    process = {name: _clean(plain(resource[key])) for name, key in _PROCESS if key in resource}
+    process = {name: plain(resource[key]) for name, key in _PROCESS if key in resource}
     if process:
         _object_at(result, "process").update(process)
     links = [

@@ -76,20 +76,11 @@ async def _recorded_generation(
         if attempt is None
         else recording.context_with(values=inside)
     )
-    # What is alive while a call is under way makes the garbage collector run: so no
-    # `recordings.active`, which is one object more.
-    token = recordings.attach(context)
-    try:
+    with recordings.active(recording, context):
         output = await method(client, *args, **kwargs)
         if recording.live:
             _note_output(recording, output, attempt)
         return output
-    except BaseException as error:
-        recording.fail(error)
-        raise
-    finally:
-        recordings.detach(token)
-        recording.end()
 
 
 def _start(
