@@ -51,7 +51,10 @@ def _show(directory: Path) -> None:
     trajectories = store.read(directory)
     root = printing.most_telling(trajectories)
     if root is None:
-        raise click.ClickException(f"there is no trajectory in {directory}")
+        raise click.ClickException(
+            f"there is no trajectory in {directory}: none was traced into it, or all were "
+            f"delivered; `otel-rollout doctor {directory}` says more"
+        )
     printing.print_trajectory(console, root)
     printing.print_counts(console, trajectories, directory)
 
@@ -104,8 +107,7 @@ def demo(path: str, steps: int, prompts: int, rollouts: int, directory: Path) ->
     click.echo(
         f"\nIn the browser:  {name} view {relative}   (http://127.0.0.1:7788)\n"
         f"In the terminal: {name} show {relative}\n"
-        f"Send it to W&B:  WANDB_API_KEY=… {name} push {relative}\n"
-        "Or at once:      set WANDB_API_KEY before the run"
+        f"Send it to W&B:  WANDB_API_KEY=… {name} push {relative}"
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
 from opentelemetry.util._importlib_metadata import EntryPoint, entry_points
 
-from otel_rollout import startup
-from otel_rollout.diagnostics import report_internal_error
+from otel_rollout import misspelt, startup
+from otel_rollout.diagnostics import report_internal_error, say_once
 
 _TRACES: Final = "OTEL_TRACES_EXPORTER"
 _SIGNALS: Final = {
@@ -74,6 +74,19 @@ def _fill_gaps(given: dict[str, str | None]) -> None:
             os.environ[name] = "none"
             if name == _TRACES:
                 os.environ[startup.NOT_ASKED] = "1"
+                _say_what_was_meant()
+
+
+def _say_what_was_meant() -> None:
+    meant = misspelt.meant_exporter(os.environ, _SIGNALS)
+    if meant is not None:
+        say_once(
+            "setting:meant",
+            "%s=%s turns nothing on: OpenTelemetry reads %s. Nothing is traced",
+            meant,
+            os.environ[meant],
+            _TRACES,
+        )
 
 
 def _installed(signal: str, exporter: str) -> bool:
@@ -89,4 +102,15 @@ def _configure_sdk() -> None:
         return
     from opentelemetry.sdk._configuration import _OTelSDKConfigurator
 
-    _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__)  # type: ignore[no-untyped-call]
+    try:
+        _OTelSDKConfigurator().configure(auto_instrumentation_version=__version__)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        say_once(
+            "setting:set-up",
+            "nothing is traced: OpenTelemetry cannot be set up as %s=%s asks (%s); "
+            "`otel-rollout doctor`, with the same variables, says what to do",
+            _TRACES,
+            os.environ.get(_TRACES),
+            error,
+        )
+        raise

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from otel_rollout import environment_variables as env
+from otel_rollout import misspelt
 from otel_rollout.diagnostics import say_once
 
 IN_RAY_WORKER: Final = "OTEL_ROLLOUT_IN_RAY_WORKER"
@@ -170,7 +171,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "weave_project",
         "`project` or `entity/project`",
         "where calls go; the entity is found when the first call is sent",
-        "verl's `trace.project_name`; without verl `WANDB_PROJECT`",
+        "verl's `trace.project_name`; without verl `WANDB_PROJECT`, else `otel-rollout`",
         _project,
     ),
     Variable(
@@ -302,6 +303,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings from ``environ``; never raises."""
     values: dict[str, Any] = {"directory": default_directory(environ)}
+    level = logging.DEBUG if environ.get(IN_RAY_WORKER) else logging.WARNING
     for variable in VARIABLES:
         text = environ.get(variable.name, "").strip()
         if not text:
@@ -310,7 +312,6 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             values[variable.field] = variable.parse(text)
         except Exception as error:
             reason = f" ({error})" if variable.parse is _rules else ""  # they say where
-            level = logging.DEBUG if environ.get(IN_RAY_WORKER) else logging.WARNING
             say_once(
                 f"setting:{variable.name}",
                 "%s=%r is not usable%s: allowed is %s; going on with the default (%s)",
@@ -321,6 +322,14 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
                 variable.default.replace("`", ""),
                 level=level,
             )
+    for name, meant in misspelt.unknown(environ):
+        say_once(
+            f"setting:{name}",
+            "%s is no setting of this version%s",
+            name,
+            f": did you mean {meant}?" if meant else "",
+            level=level,
+        )
     return Settings(**values)
 
 

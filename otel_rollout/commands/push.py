@@ -68,7 +68,7 @@ def _run(pushing: Push, folder: Path, *, forget: bool, quiet: bool) -> Pushed:
         return pushing.run(forget=forget)
     done = dict.fromkeys(sizes, 0)
     with click.progressbar(
-        length=sum(sizes.values()), label=f"{len(sizes)} segments", file=sys.stderr
+        length=sum(sizes.values()), label=_counted(len(sizes), "segment"), file=sys.stderr
     ) as bar:
 
         def progress(path: Path, offset: int) -> None:
@@ -82,13 +82,20 @@ def _run(pushing: Push, folder: Path, *, forget: bool, quiet: bool) -> Pushed:
 
 
 def _summary(result: Pushed) -> str:
-    counts = [f"{result.segments} segments", f"{result.confirmed} records confirmed by the server"]
+    counts = [
+        _counted(result.segments, "segment"),
+        f"{_counted(result.confirmed, 'record')} confirmed by the server",
+    ]
     counts += [
         f"{result.counters[name]} {words}"
         for name, words in _WORDS.items()
         if result.counters[name]
     ]
     return ", ".join(counts)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _problems(result: Pushed) -> list[str]:

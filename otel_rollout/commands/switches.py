@@ -9,24 +9,11 @@ from importlib import metadata
 from typing import Final
 from urllib.parse import urlsplit
 
-from otel_rollout import environment_variables
+from otel_rollout import misspelt
 from otel_rollout.commands.findings import ERROR, NOTE, WARNING, Finding
 from otel_rollout.settings import VARIABLES, Settings
 
 _OURS: Final = "otel_rollout"
-_PREFIXES: Final = ("OTEL_ROLLOUT_", "OTEL_EXPORTER_WEAVE_")
-_INTERNAL: Final = frozenset(
-    {
-        "OTEL_ROLLOUT_IN_RAY_WORKER",
-        "OTEL_ROLLOUT_NO_EXPORTER_NAMED",
-        # Of the development environments, in a clone: see dev/envs.py.
-        "OTEL_ROLLOUT_CACHE",
-        "OTEL_ROLLOUT_PYTHON",
-    }
-)
-_NAMES: Final = frozenset(
-    value for name, value in vars(environment_variables).items() if name.startswith("OTEL_")
-)
 
 
 def findings(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -190,15 +177,13 @@ def _our_settings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fi
                 f"{variable.name}={text!r} is not usable; the default takes its place",
                 f"allowed is {variable.allowed}",
             )
-    for name in environ:
-        if name.startswith(_PREFIXES) and name not in _NAMES and name not in _INTERNAL:
-            close = difflib.get_close_matches(name, _NAMES, 1)
-            yield Finding(
-                WARNING,
-                "unknown-variable",
-                f"{name} is no setting of this version",
-                f"did you mean {close[0]}?" if close else "",
-            )
+    for name, meant in (*misspelt.unknown(environ), *misspelt.slips(environ)):
+        yield Finding(
+            WARNING,
+            "unknown-variable",
+            f"{name} is no setting of this version",
+            f"did you mean {meant}?" if meant else "",
+        )
     if environ.get("RAY_ADDRESS") and environ.get("WANDB_API_KEY") and not settings.ray_secrets:
         yield Finding(
             NOTE,

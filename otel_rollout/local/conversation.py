@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import orjson
 
+from otel_rollout.local import chats
 from otel_rollout.local.facts import error_of, seconds
 from otel_rollout.local.store import Node
 from otel_rollout.local.trajectory import Trajectory, Turn, value_of
@@ -71,14 +72,39 @@ def entries(trajectory: Trajectory) -> list[Entry]:
 
 
 def _turn(turn: Turn, number: int) -> Iterator[Entry]:
-    for role, text in messages(turn.prompt_text):
-        yield Entry(role, turn.call, parts(text), turn=number)
-    answer = Entry("assistant", turn.call, parts(_END.sub("", turn.response_text)), turn=number)
+    if chats.is_chat(turn.call):
+        yield from _chat(turn, number)
+    else:
+        for role, text in messages(turn.prompt_text):
+            yield Entry(role, turn.call, parts(text), turn=number)
+    called = _calls(chats.answer(turn.call))
+    said = _END.sub("", turn.response_text)
+    answered = [] if called and not said.strip() else parts(said)
+    answer = Entry("assistant", turn.call, [*answered, *called], turn=number)
     answer.title = turn.model or ""
     answer.notes = list(_notes(turn))
     if turn.call.get("exception") is not None:
         answer.error = error_of(turn.call["exception"])
     yield answer
+
+
+def _chat(turn: Turn, number: int) -> Iterator[Entry]:
+    """Yield the messages that are new to a chat; a tool's result as one that the policy read."""
+    for message in turn.messages:
+        if not isinstance(message, dict):
+            continue
+        role = str(message.get("role") or "prompt")
+        said = chats.content_text(message.get("content"))
+        found = parts(said) if said.strip() else []
+        if role == "tool":
+            found = [Part("tool_response", part.text) for part in found]
+        found += _calls(message)
+        if found:
+            yield Entry(role, turn.call, found, str(message.get("name") or ""), turn=number)
+
+
+def _calls(message: Any) -> list[Part]:
+    return [Part("tool_call", f"{name}({said})") for name, said in chats.tool_calls(message)]
 
 
 def _notes(turn: Turn) -> Iterator[str]:

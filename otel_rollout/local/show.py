@@ -13,23 +13,30 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from otel_rollout.local import chats
 from otel_rollout.local.store import Node, Trajectories
+from otel_rollout.local.trajectory import value_of
 
 _MAX_TEXT = 96
 
 
 def print_trajectory(console: Console, root: Node) -> None:
     """Print one trajectory: what was asked, generated, called and scored, in order."""
-    console.print(_branch(root, Tree(_label(root), guide_style="dim")))
+    generations: list[dict[str, Any]] = []
+    console.print(_branch(root, Tree(_label(root, generations), guide_style="dim"), generations))
 
 
-def _branch(node: Node, tree: Tree) -> Tree:
+def _branch(node: Node, tree: Tree, generations: list[dict[str, Any]]) -> Tree:
+    """Add what is below a node; ``generations``: those above it, from which chats go on."""
     for child in node.children:
-        _branch(child, tree.add(_label(child)))
+        below = tree.add(_label(child, generations))
+        if chats.asked(child.call):
+            generations.append(child.call)
+        _branch(child, below, generations)
     return tree
 
 
-def _label(node: Node) -> str:
+def _label(node: Node, generations: list[dict[str, Any]]) -> str:
     call = node.call
     name = f"[bold]{escape(call['op_name'])}[/]"
     failed = call["exception"] is not None
@@ -37,7 +44,7 @@ def _label(node: Node) -> str:
     if call["parent_id"] is None:
         parts.append(_identity(call["attributes"]))
     lines = [" ".join(part for part in parts if part)]
-    lines += [f"  [dim]{mark}[/] {_short(text)}" for mark, text in _content(node)]
+    lines += [f"  [dim]{mark}[/] {_short(text)}" for mark, text in _content(node, generations)]
     if failed:
         error = json.loads(call["exception"])
         lines.append(f"  [red]! {escape(str(error['type']))}: {_short(error['message'])}[/]")
@@ -50,26 +57,39 @@ def _identity(attributes: dict[str, Any]) -> str:
     return "[cyan]" + " ".join(shown) + "[/]"
 
 
-def _content(node: Node) -> list[tuple[str, str]]:
+def _content(node: Node, generations: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return what went in (>) and came out (<) of a call, and rewards (=)."""
     call = node.call
     inputs, output = call["inputs"], call["output"]
     lines: list[tuple[str, str]] = []
-    messages = inputs.get("messages") if isinstance(inputs, dict) else None
-    if messages:
-        lines += [(">", str(message.get("content", ""))) for message in messages]
+    if chats.asked(call):
+        for message in chats.new_messages(call, generations):
+            lines += [(">", said) for said in _said(message)]
     elif inputs:
         lines.append((">", json.dumps(inputs, ensure_ascii=False)))
     if isinstance(output, dict) and "choices" in output:
-        lines += [("<", str(choice["message"].get("content"))) for choice in output["choices"]]
+        for choice in output["choices"]:
+            lines += [("<", said) for said in _said(choice["message"])]
     elif isinstance(output, dict) and "response_text" in output:
-        lines.append(("<", str(output["response_text"])))
+        pass  # a trajectory's: it is what its generations said
     elif output is not None and call["parent_id"] is not None:
         shown = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
         lines.append(("<", shown))
+    score = value_of(call, "gen_ai", "evaluation", "score", "value")
+    if score is not None:
+        lines.append(("=", f"{value_of(call, 'gen_ai', 'evaluation', 'name')} {score}"))
     for one in node.feedback:
         lines.append(("=", f"{one['payload'].get('name')} {one['payload'].get('value')}"))
     return lines
+
+
+def _said(message: Any) -> list[str]:
+    """Return a message's text, where there is any, and the tools that it calls."""
+    if not isinstance(message, dict):
+        return [str(message)]
+    text = chats.content_text(message.get("content"))
+    calls = [f"{name}({arguments})" for name, arguments in chats.tool_calls(message)]
+    return calls if calls and not text.strip() else [text, *calls]
 
 
 def _short(text: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from otel_rollout import payload, semconv
+from otel_rollout.local import chats
 from otel_rollout.local.facts import error_of, number, seconds
 from otel_rollout.local.index import Index
 from otel_rollout.local.store import Node
@@ -39,6 +40,8 @@ class Turn:
     prompt_text: str
     """Text of what is new in the prompt."""
     response_text: str
+    messages: list[Any]
+    """The messages that are new in the prompt."""
     problem: str | None = None
 
     @property
@@ -122,10 +125,12 @@ class Trajectory:
         found = self._whole_text("response_text")
         if found is not None:
             return found
-        parts = []
+        result = ""
         for position, turn in enumerate(self.turns):
-            parts += [turn.prompt_text if position else "", turn.response_text]
-        return "".join(parts)
+            between = "\n" if chats.is_chat(turn.call) else ""
+            for text in (turn.prompt_text if position else "", turn.response_text):
+                result += (between if result and text else "") + text
+        return result
 
     def _whole_text(self, name: str) -> str | None:
         """Return a text of the root's; of long ones it has the ends only, and the turns all."""
@@ -229,9 +234,7 @@ def _turns(nodes: list[Node]) -> list[Turn]:
     whole: dict[str, list[int]] = {}
     turns: list[Turn] = []
     for call in sorted(generations, key=_end):
-        turn = _turn(call, whole)
-        if turn.known == 0:
-            turn.prompt_text = _text_of_new(call, turns) or turn.prompt_text
+        turn = _turn(call, whole, [one.call for one in turns])
         turns.append(turn)
         if turn.prompt_ids is not None:
             whole[turn.id] = [*turn.prompt_ids, *(turn.response_ids or ())]
@@ -244,7 +247,9 @@ def _is_turn(call: Mapping[str, Any]) -> bool:
     return value_of(call, "weave", "kind") == "llm" and not (above or attempt)
 
 
-def _turn(call: dict[str, Any], whole: Mapping[str, list[int]]) -> Turn:
+def _turn(
+    call: dict[str, Any], whole: Mapping[str, list[int]], earlier: Iterable[dict[str, Any]]
+) -> Turn:
     problem = None
     encoding = str(value_of(call, "rollout", "token_ids", "encoding") or payload.INT32)
     prompt = _ids(value_of(call, "rollout", "prompt", "token_ids"), encoding)
@@ -258,14 +263,16 @@ def _turn(call: dict[str, Any], whole: Mapping[str, list[int]]) -> Turn:
             prompt = [*before, *prompt]
         else:
             prompt, problem = None, f"the turn {prefix.get('span_id')} is not in the store"
+    messages = chats.asked(call) if known else chats.new_messages(call, earlier)
     return Turn(
         call,
         prompt,
         response,
         _floats(value_of(call, "rollout", "response", "logprobs")),
         known,
-        _messages_text(call.get("inputs"), "messages"),
-        _choices_text(call.get("output")),
+        chats.text(messages),
+        chats.content_text(chats.answer(call).get("content")),
+        messages,
         problem,
     )
 
@@ -282,57 +289,6 @@ def _floats(text: Any) -> list[float] | None:
         return payload.decode_floats(text)
     except Exception:
         return None
-
-
-def _text_of_new(call: Mapping[str, Any], before: list[Turn]) -> str:
-    """Return the text of the messages that a chat has more than a turn before it.
-
-    The answer of that turn, which such a chat repeats as well, is none of it.
-    """
-    messages = _messages(call.get("inputs"), "messages")
-    for turn in reversed(before):
-        known = _messages(turn.call.get("inputs"), "messages")
-        if known and len(known) < len(messages) and messages[: len(known)] == known:
-            new = messages[len(known) :]
-            first = new[0]
-            if isinstance(first, dict) and first.get("role") == "assistant":
-                new = new[1:] if content_text(first.get("content")) == turn.response_text else new
-            return _text(new)
-    return ""
-
-
-def _messages(inputs: Any, key: str) -> list[Any]:
-    messages = inputs.get(key) if isinstance(inputs, dict) else None
-    return messages if isinstance(messages, list) else []
-
-
-def _messages_text(inputs: Any, key: str) -> str:
-    return _text(_messages(inputs, key))
-
-
-def _text(messages: list[Any]) -> str:
-    return "".join(content_text(m.get("content")) for m in messages if isinstance(m, dict))
-
-
-def _choices_text(output: Any) -> str:
-    choices = output.get("choices") if isinstance(output, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return ""
-    message = choices[0].get("message")
-    return content_text(message.get("content")) if isinstance(message, dict) else ""
-
-
-def content_text(content: Any) -> str:
-    """Return the text of a message's content in any of its forms."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(
-            str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content
-        )
-    return orjson.dumps(content, default=str).decode()
 
 
 def _root_output(root: Mapping[str, Any] | None, key: str) -> str | None:

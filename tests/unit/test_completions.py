@@ -130,7 +130,7 @@ class TestAChatThatRepeatsItself:
     def test_one_that_is_no_continuation_is_shown_whole(self, second: Any) -> None:
         first = [{"role": "user", "content": "the question"}]
         turns = self.rollout(first, second).generations
-        assert turns[1].prompt_text == "".join(one["content"] for one in second)
+        assert turns[1].prompt_text == "\n".join(one["content"] for one in second)
 
     def test_an_edited_answer_is_new(self) -> None:
         question = {"role": "user", "content": "the question"}

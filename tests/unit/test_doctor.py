@@ -97,6 +97,8 @@ class TestVariables:
             ("OTEL_ROLLOUT_SAMPLE_RATE", "5", "bad-value", "warning"),
             ("OTEL_ROLLOUT_MAX_SAMPLES_PER_STEP", "0", "rate", "error"),
             ("OTEL_ROLLOUT_SAMPLERATE", "1", "unknown-variable", "warning"),
+            ("OTEL_ROLOUT_DIR", "store", "unknown-variable", "warning"),
+            ("OTEL_TRACE_EXPORTER", "weave", "unknown-variable", "warning"),
             ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "otel_rollout_ray", None, "warning"),
             ("OTEL_CONFIG_FILE", "/nowhere/otel.yaml", "config-file-missing", "error"),
             ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "false", "content", "note"),

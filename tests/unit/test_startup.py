@@ -92,6 +92,28 @@ class TestInstrument:
         assert "OTEL_ROLLOUT_SAMPLE_RATE" in line
         assert "'5'" in line
 
+    def test_a_misspelt_setting_is_one_line(self, tmp_path: Path) -> None:
+        result = instrumented("print('ran')", tmp_path, OTEL_ROLLOUT_SAMPLERATE="0.5")
+        assert result.stdout.strip() == "ran"
+        (line,) = result.stderr.strip().splitlines()
+        assert "did you mean OTEL_ROLLOUT_SAMPLE_RATE?" in line
+
+    def test_an_exporter_that_a_misspelt_variable_names_is_one_line(self, tmp_path: Path) -> None:
+        result = instrumented("print('ran')", tmp_path, None, OTEL_TRACE_EXPORTER="weave")
+        assert result.stdout.strip() == "ran"
+        (line,) = result.stderr.strip().splitlines()
+        assert line.startswith("OTEL_TRACE_EXPORTER=weave turns nothing on")
+
+    def test_an_exporter_that_cannot_be_had_is_said_before_the_traceback(
+        self, tmp_path: Path
+    ) -> None:
+        result = instrumented("print('ran')", tmp_path, "weav")
+        assert result.stdout.strip() == "ran"
+        line = result.stderr.splitlines()[0]
+        assert line.startswith("nothing is traced")
+        assert "OTEL_TRACES_EXPORTER=weav " in line
+        assert "otel-rollout doctor" in line
+
     def test_propagators_without_baggage_are_one_line(self, tmp_path: Path) -> None:
         done = instrumented("pass", tmp_path, OTEL_PROPAGATORS="tracecontext")
         (line,) = [line for line in done.stderr.splitlines() if "baggage" in line]

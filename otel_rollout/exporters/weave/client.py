@@ -26,6 +26,7 @@ from otel_rollout.settings import Settings
 WANDB_API: Final = "https://api.wandb.ai"
 WANDB_TRACE_SERVER: Final = "https://trace.wandb.ai"
 TIMEOUT_S: Final = 30.0
+_TRACES: Final = "/traces"
 _CONNECT_S: Final = 10.0
 _BLOCK: Final = 1 << 16
 """Bytes that go out at a time; the time limit holds for each block of them."""
@@ -56,18 +57,31 @@ class Destination:
 def destination(settings: Settings, environ: Mapping[str, str] = os.environ) -> Destination | None:
     """Return where calls go; ``None`` without credentials: then they stay in the local store.
 
-    A server named by ``OTEL_EXPORTER_WEAVE_ENDPOINT`` may be one that asks for no key.
+    A server named by ``OTEL_EXPORTER_WEAVE_ENDPOINT`` may be one that asks for no key. Where it is
+    not W&B's own, W&B's API is not asked either, unless ``WANDB_BASE_URL`` names it: whoever has
+    a key of W&B in the environment may be where W&B cannot be reached.
     """
-    api = (environ.get("WANDB_BASE_URL") or WANDB_API).rstrip("/")
-    trace_server = settings.weave_endpoint or (environ.get("WF_TRACE_SERVER_URL") or "").rstrip("/")
+    endpoint = settings.weave_endpoint
+    api = (environ.get("WANDB_BASE_URL") or "").rstrip("/")
+    if not api:
+        api = WANDB_API if endpoint is None or _is_wandb(endpoint) else _without_path(endpoint)
+    trace_server = endpoint or (environ.get("WF_TRACE_SERVER_URL") or "").rstrip("/")
     if not trace_server:
-        trace_server = WANDB_TRACE_SERVER if api == WANDB_API else api + "/traces"
+        trace_server = WANDB_TRACE_SERVER if api == WANDB_API else api + _TRACES
     key = environ.get("WANDB_API_KEY") or _netrc_key(api, environ)
-    if not key and settings.weave_endpoint is None:
+    if not key and endpoint is None:
         return None
-    if settings.weave_endpoint is not None and "WANDB_BASE_URL" not in environ and not key:
-        api = trace_server
     return Destination(trace_server, api, key or None)
+
+
+def _is_wandb(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host == "wandb.ai" or host.endswith(".wandb.ai")
+
+
+def _without_path(trace_server: str) -> str:
+    """Return where the API of a server is that has both, as W&B's dedicated ones do."""
+    return trace_server.removesuffix(_TRACES)
 
 
 def _netrc_key(api: str, environ: Mapping[str, str]) -> str | None:
@@ -206,7 +220,16 @@ class Client:
 
     def default_entity(self) -> str:
         """Return the entity that W&B holds for this key."""
-        data = self._graphql("query Viewer { viewer { defaultEntity { name } } }", {})
+        try:
+            data = self._graphql("query Viewer { viewer { defaultEntity { name } } }", {})
+        except ServerError as error:
+            if error.status not in _NO_SUCH_ROUTE:
+                raise
+            raise ServerError(
+                0,
+                f"{self.where.api} has no API of W&B's to ask for the entity: "
+                "OTEL_EXPORTER_WEAVE_PROJECT=entity/project, or WANDB_BASE_URL",
+            ) from None
         try:
             return str(data["viewer"]["defaultEntity"]["name"])
         except (KeyError, TypeError):
@@ -263,7 +286,7 @@ class Client:
             said = response.data[:_REASON_LENGTH].decode("utf-8", "replace")
             raise ServerError(
                 response.status,
-                self._without_secrets(f"{response.status} {said}"),
+                self._without_secrets(f"{response.status} {said.strip()}"),
                 seconds_of(response.headers.get("Retry-After")),
             )
         return response.data

@@ -91,7 +91,7 @@ class Projects:
         try:
             self._client.ensure_project(entity, project)
         except ServerError as error:
-            if error.status != 0:
+            if error.status not in (0, 404, 405):  # these: no API of W&B's there
                 raise
             # It may be there all the same; else the trace server will say so, and we come again.
             say_once(

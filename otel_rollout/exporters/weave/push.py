@@ -219,7 +219,8 @@ class Push:
                     wait = pause * (0.75 + self._random.random() / 2)
                 if error.refuses_credentials or since + wait > self._patience:
                     raise
-                self.on_wait(f"{error}: trying again in {wait:.1f} s")
+                left = self._patience - since
+                self.on_wait(f"{error}: trying again in {wait:.1f} s, for {left:.0f} s more")
                 time.sleep(wait)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
             else:

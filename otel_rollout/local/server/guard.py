@@ -96,7 +96,8 @@ class Guard:
         if _same(_cookie(headers), token) or _same(_password(headers), token):
             return None
         return PlainTextResponse(
-            "Open the link that `otel-rollout view` has printed: it holds the token.\n",
+            "Open the link that `otel-rollout view` has printed: it holds the token. "
+            "Exporters give the token as WANDB_API_KEY.\n",
             401,
             {"WWW-Authenticate": 'Basic realm="otel-rollout"'},
         )

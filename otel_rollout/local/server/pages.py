@@ -59,7 +59,7 @@ class Pages:
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """Return a page of the viewer."""
         shared = {
-            "directory": str(self._state.directory),
+            "directory": str(self._state.directory.absolute()),
             "index_version": self._index.version(),
             "progress": self._state.progress.percent,
             "damage": queries.damage(self._index),
