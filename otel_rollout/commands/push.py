@@ -55,7 +55,8 @@ def push(directory: Path | None, patience: float, forget: bool, quiet: bool) -> 
     pushing = Push(folder, where, patience=patience, fallback_project=fallback)
     result = _run(pushing, folder, forget=forget, quiet=quiet)
     if not quiet:
-        click.echo(f"{where.shown}: {_summary(result)}")
+        into = f" ({', '.join(result.projects)})" if result.projects else ""
+        click.echo(f"{where.shown}{into}: {_summary(result)}")
     for line in _problems(result):
         click.echo(line, err=True)
     sys.exit(0 if result.complete else 1)

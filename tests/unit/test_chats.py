@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from starlette.testclient import TestClient
 
 from otel_rollout import record_reward, rollout_op, trajectory
+from otel_rollout.exporters.segments import SegmentWriter
 from otel_rollout.local import chats
 from otel_rollout.local.conversation import entries
+from otel_rollout.local.server.app import application
+from otel_rollout.local.server.state import State
 from otel_rollout.local.trajectory import put_together
 from otel_rollout.testing import captured
 
@@ -79,6 +87,47 @@ def test_the_conversation_has_the_roles_and_the_calls() -> None:
 )
 def test_what_calls_no_tool_is_no_call(message: Any) -> None:
     assert chats.tool_calls(message) == []
+
+
+class TestPages:
+    """What the viewer says of chats, which have texts and no token ids."""
+
+    @pytest.fixture
+    def pages(self, tmp_path: Path) -> Iterator[TestClient]:
+        writer = SegmentWriter(tmp_path / "spool")
+        for n, said in enumerate(("in Assam", "in Norway <b>")):
+            turn = generation(f"turn{n}", 0, MESSAGES[:2], {"role": "assistant", "content": said})
+            root = generation(f"root{n}", 0, [], {})
+            root |= {"parent_id": None, "op_name": "rollout", "inputs": {}}
+            root |= {"output": {"reward": 1.0 - n}}
+            root["attributes"] = {"step": 1, "sample_index": 0, "rollout_n": n, "weave": {}}
+            turn["parent_id"] = root["id"]
+            for call in (turn, root):
+                call["trace_id"] = str(n) * 32
+                writer.append(
+                    {"kind": "call", "id": call["id"], "project": "p"}, orjson.dumps(call)
+                )
+        writer.close()
+        app = application(State.of(tmp_path))
+        with TestClient(app, base_url="http://127.0.0.1:7788") as client:
+            yield client
+
+    def test_side_by_side_their_texts_part(self, pages: TestClient) -> None:
+        page = pages.get("/compare", params={"t": ["0" * 32, "1" * 32]}).text
+        assert "share <b>3</b> characters" in page
+        assert '<span class="dim">in </span><mark>Norway &lt;b&gt;</mark>' in page
+
+    def test_in_their_group_the_worse_leaves_the_best(self, pages: TestClient) -> None:
+        found = re.search(r"/group/\w+", pages.get("/trajectories").text)
+        assert found is not None
+        page = pages.get(found[0]).text
+        assert "character 3</a> of n 0" in page
+        assert '<span class="dim">in </span><mark>Norway' in page
+
+    def test_that_there_are_no_token_ids_is_said(self, pages: TestClient) -> None:
+        page = pages.get(f"/t/{'0' * 32}", params={"view": "tokens"}).text
+        assert "No token ids are stored" in page
+        assert "log-probabilities" not in page
 
 
 def generation(

@@ -81,6 +81,11 @@ class Projects:
             self._known[name] = project_id
         return project_id
 
+    @property
+    def found(self) -> list[str]:
+        """Every ``entity/project`` so far, each once, by name."""
+        return sorted(set(self._known.values()))
+
     def forget(self) -> None:
         """Find everything anew: the server does not know a project."""
         self._known.clear()

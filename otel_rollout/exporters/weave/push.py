@@ -36,6 +36,8 @@ class Pushed:
     """What came of a push: numbers of calls and feedbacks, except where it says otherwise."""
 
     counters: Counter[str] = field(default_factory=Counter)
+    projects: list[str] = field(default_factory=list)
+    """Where it all belongs, as ``entity/project``."""
     segments: int = 0
     """Segments that were looked at."""
     confirmed: int = 0
@@ -89,12 +91,8 @@ class Push:
         """Told, in words, what has to be waited for."""
         self._directory = directory
         self._client = Client(where)
-        self._sender = Sender(
-            self._client,
-            Projects(self._client, fallback_project or DEFAULT_PROJECT),
-            _nowhere,
-            self.result.counters,
-        )
+        self._projects = Projects(self._client, fallback_project or DEFAULT_PROJECT)
+        self._sender = Sender(self._client, self._projects, _nowhere, self.result.counters)
         self._dropped = DroppedTrajectories(directory)
         self._patience = patience
         self._random = random.Random(os.urandom(16))
@@ -110,6 +108,7 @@ class Push:
                 self._push_segment(path, forget)
         except ServerError as error:
             self.result.stopped_by = str(error)
+        self.result.projects = self._projects.found
         self.result.dead_letters = dead_letters.count(self._directory)
         self._client.close()
         return self.result

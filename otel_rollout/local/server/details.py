@@ -99,6 +99,8 @@ class Member:
     other: Trajectory | None
     shared: int
     """Characters of its response that are those of ``other``."""
+    by_text: bool
+    """Whether it leaves ``other`` in its text, and there are no tokens to tell where."""
     is_best: bool
     bar: float
     """Its reward's place between the lowest and the highest, 0 to 1."""
@@ -127,13 +129,21 @@ def grouped(trajectories: list[Trajectory], vocabularies: Vocabularies) -> Group
         other = nearest(one, best) if one not in best else None
         away = parting(one, other, vocabularies) if other is not None else None
         shared = common_text(one.response_text, other.response_text) if other is not None else 0
+        by_text = (
+            away is None
+            and other is not None
+            and one.response_text != other.response_text
+            and not (one.tokens().ids and other.tokens().ids)
+        )
         bar = 0.0
         if one.reward is not None and low is not None and high is not None:
             # From zero where all are positive, so that equal rewards are not empty bars.
             start = min(0.0, low)
             bar = (one.reward - start) / ((high - start) or 1.0)
         members.append(
-            Member(one, away, other, shared, one in best, bar, shade(one.reward, low, high))
+            Member(
+                one, away, other, shared, by_text, one in best, bar, shade(one.reward, low, high)
+            )
         )
     mean = sum(rewards) / len(rewards) if rewards else None
     prompt = trajectories[0].prompt_text
@@ -158,6 +168,8 @@ class Comparison:
     position: int | None
     same_prompt: bool
     start: int
+    text_at: int | None
+    """Where no token is stored: the first character of the responses that not all share."""
 
 
 def compared(trajectories: list[Trajectory], vocabularies: Vocabularies) -> Comparison:
@@ -171,4 +183,8 @@ def compared(trajectories: list[Trajectory], vocabularies: Vocabularies) -> Comp
         strip = strips.strip(one, vocabularies, start, _SHOWN, each)
         columns.append(Column(one, strip, own))
     same = all(each.prompt_ids == tokens[0].prompt_ids for each in tokens)
-    return Comparison(columns, position, same, start)
+    text_at = None
+    if not any(each.ids for each in tokens):
+        first = trajectories[0].response_text
+        text_at = min(common_text(first, one.response_text) for one in trajectories)
+    return Comparison(columns, position, same, start, text_at)
