@@ -393,6 +393,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     start = time.monotonic()
     args = parse_args()
+    print("setting up Ray and verl, which takes a minute or so", flush=True)
     run = setup(args)
     print(f"set up in {time.monotonic() - start:.1f} s", flush=True)
     results = []
