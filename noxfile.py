@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -106,8 +107,9 @@ def verl(session: nox.Session, version: str) -> None:
     stand_on(session, "verl", *VERL[version], exactly=(f"verl=={version}",))
     run_tests(session, "tests/versions")
     if version not in NOT_ROLLED_OUT:
-        store = Path(session.create_tmp()) / "store"
-        session.run("otel-rollout", "demo", "--path", "classic", str(store))
+        # Not in the session's own folder for such: Ray's workers refuse one below a venv.
+        with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
+            session.run("otel-rollout", "demo", "--path", "classic", f"{folder}/store")
 
 
 @nox.session

@@ -21,7 +21,7 @@ from opentelemetry import baggage
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from otel_rollout import semconv
+from otel_rollout import contexts, semconv
 from otel_rollout.diagnostics import say_once
 from otel_rollout.forking import in_child
 
@@ -215,23 +215,26 @@ def _within_total(attributes: Mapping[str, AttributeValue]) -> dict[str, Attribu
 
 def into_context(identity: Identity, context: Context) -> Context:
     """Return ``context`` with the identity as its baggage; other baggage stays."""
-    for key in baggage.get_all(context):
-        if key.startswith(semconv.PREFIX) and key not in identity.attributes:
-            context = baggage.remove_baggage(key, context)
-    for key, value in identity.attributes.items():
-        context = baggage.set_baggage(key, encode(value), context)
+    entries = {
+        key: value
+        for key, value in baggage.get_all(context).items()
+        if not key.startswith(semconv.PREFIX)
+    }
+    for name, own in identity.attributes.items():
+        entries[name] = encode(own)
+    changed = {**context, contexts.BAGGAGE: entries}
     if identity.held or context.get(_held_key) is not None:
-        held = identity if identity.held else None
-        context = otel_context.set_value(_held_key, held, context)
-    return context
+        changed[_held_key] = identity if identity.held else None
+    made = contexts.Known(changed)
+    if not identity.held:  # which a child process does not take over
+        setattr(made, contexts.IDENTITY, identity)
+    return made
 
 
 _held_key = otel_context.create_key("otel-rollout-held")
 """Where a context has the identity of a held trajectory; never carried to another process."""
 
 _cache: dict[tuple[tuple[str, str], ...], Identity] = {}
-_MEMO: Final = "_otel_rollout_identity"
-_UNKNOWN: Final = object()
 
 
 def from_context(context: Context | None = None) -> Identity | None:
@@ -242,10 +245,10 @@ def from_context(context: Context | None = None) -> Identity | None:
     """
     if context is None:
         context = otel_context.get_current()
-    memo = context.__dict__
-    known = memo.get(_MEMO, _UNKNOWN)
-    if known is _UNKNOWN:
-        known = memo[_MEMO] = _of_baggage(baggage.get_all(context))
+    known = getattr(context, contexts.IDENTITY, contexts.UNKNOWN)
+    if known is contexts.UNKNOWN:
+        known = _of_baggage(baggage.get_all(context))
+        setattr(context, contexts.IDENTITY, known)
     if known is not None and not known.sampled:
         held = context.get(_held_key)
         if isinstance(held, Identity) and held.attributes == known.attributes:

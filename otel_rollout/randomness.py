@@ -53,7 +53,7 @@ class IdGenerator(SdkIdGenerator):
         return _random_64() << 64 | _random_64()
 
     def is_trace_id_random(self) -> bool:
-        """Return True: all bits are random, which newer SDKs say in the ``traceparent``."""
+        """Return True: all bits are random, as newer SDKs say in ``traceparent``; never raises."""
         return True
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from traceback import TracebackException
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -71,6 +71,7 @@ class Recording:
         "_operation",
         "_started",
         "_summary",
+        "_token",
         "live",
         "payload",
         "span",
@@ -93,6 +94,7 @@ class Recording:
         self._operation = operation
         self._summary = summaries.of_context(operation, context) if self.live else None
         self._noted: dict[str, Any] = {}
+        self._token: object = None
         self._started = time.perf_counter()
 
     @property
@@ -189,6 +191,18 @@ class Recording:
             except Exception as error:
                 report_internal_error("Recording.failed", error)
 
+    def enter(self, context: Context | None = None) -> None:
+        """Make the span the current one, or ``context``, which is to be one with it."""
+        self._token = attach(self.context if context is None else context)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Undo :meth:`enter` and end the span, with what was raised inside."""
+        if error is not None:
+            self.fail(error)
+        token, self._token = self._token, None
+        detach(token)
+        self.end()
+
     def end(self) -> None:
         """End the span and hand its payload on; later calls do nothing."""
         if self._ended:
@@ -211,6 +225,9 @@ class Recording:
             report_internal_error("Recording.end", error)
 
 
+_R = TypeVar("_R", bound=Recording)
+
+
 def start(
     operation: str,
     subject: str | None = None,
@@ -227,13 +244,37 @@ def start(
     starts, so that samplers see them, unless nobody looks. The span is not made current; see
     :func:`active`.
     """
+    return start_as(
+        Recording,
+        operation,
+        subject,
+        attributes=attributes,
+        kind=kind,
+        context=context,
+        identity=identity,
+        links=links,
+    )
+
+
+def start_as(
+    form: type[_R],
+    operation: str,
+    subject: str | None = None,
+    *,
+    attributes: Mapping[str, Any] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    context: Context | None = None,
+    identity: identities.Identity | None = None,
+    links: Sequence[Link] | None = None,
+) -> _R:
+    """:func:`start`, for a recording that knows more: ``form`` is its class."""
     if context is None:
         context = otel_context.get_current()
     try:
         if identity is None:
             identity = identities.from_context(context)
         if identity is not None and not (identity.sampled or identity.held):
-            return Recording(_absent(context), context)
+            return form(_absent(context), context)
         name = semconv.span_name(operation, subject)
         given: dict[str, Any] = dict(identity.attributes) if identity is not None else {}
         given[semconv.OPERATION] = operation
@@ -243,27 +284,26 @@ def start(
         if _starter is not None and links is None:
             light = _starter.start(name, context, kind, given)
             if light is not None:
-                return Recording(light, context, operation, given)
-        return _started(name, operation, context, kind, given, links)
+                return form(light, context, operation, given)
+        return form(_started(name, context, kind, given, links), context, operation)
     except Exception as error:
         report_internal_error("start", error)
-        return Recording(trace.INVALID_SPAN, context)
+        return form(trace.INVALID_SPAN, context)
 
 
 def _started(
     name: str,
-    operation: str,
     context: Context,
     kind: SpanKind,
     attributes: dict[str, Any],
     links: Sequence[Link] | None,
-) -> Recording:
+) -> Span:
     """Let the tracer start a span, and learn whether it has to start the next ones."""
     global _starter
     span = tracer().start_span(name, context=context, kind=kind, attributes=attributes, links=links)
     offered = payloads.starter(span)
     _starter = offered if offered is not None and offered.serve(tracer()) else None
-    return Recording(span, context, operation)
+    return span
 
 
 def unsampled_span(
@@ -299,14 +339,14 @@ class active:  # noqa: N801 - used like a function, as `contextlib.suppress` is
     status ERROR and goes on. ``context``: one to make current in place of the recording's own.
     """
 
-    __slots__ = ("_context", "_recording", "_token")
+    __slots__ = ("_context", "_recording")
 
     def __init__(self, recording: Recording, context: Context | None = None) -> None:
         self._recording = recording
-        self._context = recording.context if context is None else context
+        self._context = context
 
     def __enter__(self) -> Recording:
-        self._token = attach(self._context)
+        self._recording.enter(self._context)
         return self._recording
 
     def __exit__(
@@ -315,10 +355,7 @@ class active:  # noqa: N801 - used like a function, as `contextlib.suppress` is
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._recording.fail(error)
-        detach(self._token)
-        self._recording.end()
+        self._recording.leave(error)
 
 
 def attach(context: Context) -> object:

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +60,7 @@ class Settings:
 
     weave_project: str | None = None
     weave_endpoint: str | None = None
-    directory: Path = Path()
+    directory: Path = field(default_factory=lambda: default_directory(os.environ))
     max_samples_per_step: int | None = None
     sample_rate: float = 1.0
     keep: str | None = None

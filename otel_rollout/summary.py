@@ -102,10 +102,9 @@ NOTED: Final = frozenset(
 """Attributes of a span that its trajectory's summary is made of."""
 
 
-def into_context(summary: Summary, context: Context) -> Context:
-    """Return ``context`` as that of a new trajectory."""
-    context = otel_context.set_value(_INSIDE, False, context)
-    return otel_context.set_value(_SUMMARY, summary, context)
+def values(summary: Summary) -> dict[str, object]:
+    """Return what the context of a new trajectory has of its summary."""
+    return {_INSIDE: False, _SUMMARY: summary}
 
 
 def of_context(operation: str, context: Context) -> Summary | None:

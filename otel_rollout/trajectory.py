@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link
 
-from otel_rollout import afterwards, semconv, snapshot
+from otel_rollout import afterwards, contexts, semconv, snapshot
 from otel_rollout import identity as identities
 from otel_rollout import recording as recordings
 from otel_rollout import summary as summaries
@@ -219,30 +219,31 @@ def open_trajectory(
         sampled = sampling.sampler().decide(attributes, discriminator)
         held = not sampled and keeping.in_use()
     identity = Identity.of(attributes, sampled, held=held)
+    context = identities.into_context(identity, outer)
     if enclosing is None:
-        recording = _root(identity, outer, agent, provider)
+        recording = _root(identity, context, agent, provider)
         if sampled and keeping.in_use():
             if not recording.live:  # the user's own sampler left it out
                 identity = Identity.of(attributes, sampled=False, held=True)
-                recording = _root(identity, outer, agent, provider)
+                context = identities.into_context(identity, outer)
+                recording = _root(identity, context, agent, provider)
             elif sampling.sampler().keeps_all:
                 _say_that_all_are_kept()
     else:
         recording = recordings.start(
             semconv.OP_ROLLOUT,
             agent,
-            context=identities.into_context(identity, outer),
+            context=context,
             identity=identity,
             attributes=_extra(agent, provider),
         )
     if (identity.sampled or identity.held) and not recording.live:
         # The user's own sampler, or no SDK at all: one decision for the whole trajectory.
         identity = Identity.of(attributes, sampled=False)
+        context = identities.into_context(identity, outer)
     handle = Trajectory(identity, recording)
-    context = identities.into_context(identity, outer)
-    context = trace.set_span_in_context(recording.span, context)
-    context = summaries.into_context(handle.summary, context)
-    return handle, otel_context.set_value(_HANDLE, handle, context)
+    more = {**summaries.values(handle.summary), _HANDLE: handle}
+    return handle, contexts.within(context, recording.span, more)
 
 
 def _say_that_all_are_kept() -> None:
@@ -262,10 +263,13 @@ def _extra(agent: str | None, provider: str | None) -> dict[str, Any]:
     return extra
 
 
-def _root(identity: Identity, outer: Context, agent: str | None, provider: str | None) -> Recording:
-    """Start a root in a trace of its own, linked to the span that was current."""
-    current = trace.get_current_span(outer).get_span_context()
-    without_parent = trace.set_span_in_context(trace.INVALID_SPAN, outer)
+def _root(
+    identity: Identity, context: Context, agent: str | None, provider: str | None
+) -> Recording:
+    """Start a root in a trace of its own, linked to the span that is current in ``context``."""
+    current = trace.get_current_span(context).get_span_context()
+    if current.is_valid:
+        context = contexts.within(context, trace.INVALID_SPAN)
     if identity.held:
         from otel_rollout.processor.following import follow  # loads the SDK
 
@@ -273,11 +277,11 @@ def _root(identity: Identity, outer: Context, agent: str | None, provider: str |
     elif not identity.sampled:
         # Flags 0 tell every parent-based sampler, here and in other processes, to drop its spans.
         absent = recordings.unsampled_span(_ids.generate_trace_id(), _ids.generate_span_id())
-        return Recording(absent, outer)
+        return Recording(absent, context)
     return recordings.start(
         semconv.OP_ROLLOUT,
         agent,
-        context=identities.into_context(identity, without_parent),
+        context=context,
         identity=identity,
         attributes=_extra(agent, provider),
         links=[Link(current)] if current.is_valid else None,

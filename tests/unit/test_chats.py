@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,9 @@ class TestPages:
         writer.close()
         app = application(State.of(tmp_path))
         with TestClient(app, base_url="http://127.0.0.1:7788") as client:
+            deadline = time.monotonic() + 30
+            while client.get("/changes").json()["progress"] is not None:  # it is being indexed
+                assert time.monotonic() < deadline
             yield client
 
     def test_side_by_side_their_texts_part(self, pages: TestClient) -> None:

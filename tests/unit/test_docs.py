@@ -76,6 +76,7 @@ def test_every_snippet_runs(
     page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_ROLLOUT_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # for those that make their settings
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda provider: None)
     if '".demo"' in code:  # the store of `make demo`; here one that a loop of the pages left
         make_store(tmp_path / ".demo")

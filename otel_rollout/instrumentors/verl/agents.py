@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+from opentelemetry import context as otel_context
 
 from otel_rollout import recording as recordings
 from otel_rollout import semconv
@@ -16,9 +17,17 @@ from otel_rollout.payload import copy_floats, copy_ids
 from otel_rollout.recording import Recording
 from otel_rollout.trajectory import current_trajectory
 
-_running: ContextVar[tuple[Any, Recording] | None] = ContextVar(
-    "otel_rollout_verl_agent", default=None
-)
+
+class Run(Recording):
+    """The run of an agent loop while it is under way; ``loop``: verl's."""
+
+    __slots__ = ("loop",)
+
+    loop: Any
+
+
+_RUN: Final = otel_context.create_key("otel-rollout-verl-run")
+"""Where the context of what an agent loop calls has its :class:`Run`."""
 
 
 def patch_agent_loop(patches: Patches, module: ModuleType) -> None:
@@ -34,34 +43,51 @@ def patch_tool_parser(patches: Patches, module: ModuleType) -> None:
 
 def _run(method: Callable[..., Any]) -> Callable[..., Any]:
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await _recorded_run(method, self, args, kwargs)
+        recording = _begin(self, kwargs)
+        if recording is None:
+            return await method(self, *args, **kwargs)
+        try:
+            output = await method(self, *args, **kwargs)
+        except BaseException as error:
+            recording.leave(error)
+            raise
+        _end(recording, output)
+        return output
 
     return run
 
 
-async def _recorded_run(
-    method: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    inside = _running.get()
-    if inside is not None and inside[0] is loop:  # an override that calls super().run()
-        return await method(loop, *args, **kwargs)
+def _running() -> Run | None:
+    found = otel_context.get_value(_RUN)
+    return found if isinstance(found, Run) else None
+
+
+def _begin(loop: Any, given: Mapping[str, Any]) -> Run | None:
+    """Start the span of a run; ``None`` for an override that calls ``super().run()``."""
+    around = _running()
+    if around is not None and around.loop is loop and not around.ended:
+        return None
     name = facts.get().agent_name or type(loop).__name__
-    recording = recordings.start(
+    recording = recordings.start_as(
+        Run,
         semconv.OP_INVOKE_AGENT,
         name,
         attributes={semconv.AGENT_NAME: name, semconv.PROVIDER: PROVIDER},
     )
-    if recording.live and kwargs.get("raw_prompt") is not None:
-        recording.keep(semconv.INPUT_MESSAGES, list(kwargs["raw_prompt"]))
-    token = _running.set((loop, recording))
-    try:
-        with recordings.active(recording):
-            output = await method(loop, *args, **kwargs)
-            if recording.live:
-                _note_output(recording, output)
-            return output
-    finally:
-        _running.reset(token)
+    recording.loop = loop
+    if recording.live and given.get("raw_prompt") is not None:
+        try:
+            recording.keep(semconv.INPUT_MESSAGES, list(given["raw_prompt"]))
+        except Exception as error:
+            report_internal_error("raw_prompt", error)
+    recording.enter(recording.context_with(values={_RUN: recording}))
+    return recording
+
+
+def _end(recording: Run, output: Any) -> None:
+    if recording.live:
+        _note_output(recording, output)
+    recording.leave()
 
 
 def _note_output(recording: Recording, output: Any) -> None:
@@ -102,20 +128,20 @@ def _extract_tool_calls(method: Callable[..., Any]) -> Callable[..., Any]:
 async def _noted_parsing(
     method: Callable[..., Any], parser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    inside = _running.get()
+    inside = _running()
     try:
         result = await method(parser, *args, **kwargs)
     except Exception as error:
         if inside is not None:
-            inside[1].event(
+            inside.event(
                 semconv.TOOL_CALLS_EVENT,
                 {semconv.ERROR_TYPE: type(error).__qualname__, "count": 0},
             )
         raise
-    if inside is not None and inside[1].live:
+    if inside is not None and inside.live:
         try:
             names = [str(call.name) for call in result[1]]
-            inside[1].event(semconv.TOOL_CALLS_EVENT, {"count": len(names), "names": names})
+            inside.event(semconv.TOOL_CALLS_EVENT, {"count": len(names), "names": names})
         except Exception as error:
             report_internal_error("extract_tool_calls", error)
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
@@ -28,16 +27,22 @@ _REQUEST: Final = {
 }
 
 
-@dataclass(slots=True)
-class _Open:
-    """A client's generation that is under way, and how many attempts it has made."""
+class Generation(Recording):
+    """A client's generation while it is under way.
+
+    ``client``: verl's. ``attempt``: which of the generation around it this is, if there is one.
+    ``attempts``: how many it has made itself.
+    """
+
+    __slots__ = ("attempt", "attempts", "client")
 
     client: Any
-    attempts: int = 0
+    attempt: int | None
+    attempts: int
 
 
 _OPEN: Final = otel_context.create_key("otel-rollout-verl-generation")
-"""Where the context of what a generation calls has its :class:`_Open`."""
+"""Where the context of what a generation calls has that generation."""
 
 
 def patch_llm_server(patches: Patches, module: ModuleType) -> None:
@@ -51,41 +56,53 @@ def patch_agent_loop(patches: Patches, module: ModuleType) -> None:
 
 
 def _generate(method: Callable[..., Any]) -> Callable[..., Any]:
+    # One coroutine and no context manager: what is open for a second with hundreds of others is
+    # what the garbage collector has to go through.
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await _recorded_generation(method, self, args, kwargs)
+        recording = _begin(self, args, kwargs)
+        try:
+            output = await method(self, *args, **kwargs)
+        except BaseException as error:
+            recording.leave(error)
+            raise
+        _end(recording, output)
+        return output
 
     return generate
 
 
-async def _recorded_generation(
-    method: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _begin(client: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Generation:
     outer = otel_context.get_value(_OPEN)
     attempt = None
-    if isinstance(outer, _Open) and outer.client is client:
+    if isinstance(outer, Generation) and outer.client is client:
         # The fully-async client asks again after an abort: each attempt is a span of its own.
         attempt = outer.attempts
         outer.attempts += 1
-    recording = _start(client, args, kwargs, attempt)
-    if recording.live and attempt is None:
-        recording.payload.prompt_ids = copy_ids(kwargs.get("prompt_ids"))
-    inside = {_OPEN: _Open(client)}
+    recording = _start(client, args, given, attempt)
+    recording.client, recording.attempt, recording.attempts = client, attempt, 0
+    inside = {_OPEN: recording}
+    if attempt is not None:
+        recording.enter(recording.context_with(values=inside))
+        return recording
+    if recording.live:
+        try:
+            recording.payload.prompt_ids = copy_ids(given.get("prompt_ids"))
+        except Exception as error:
+            report_internal_error("generate prompt", error)
     # The whole generation's span holds the ids: engines and attempts below refer to it.
-    context = (
-        holding_tokens(recording, inside)
-        if attempt is None
-        else recording.context_with(values=inside)
-    )
-    with recordings.active(recording, context):
-        output = await method(client, *args, **kwargs)
-        if recording.live:
-            _note_output(recording, output, attempt)
-        return output
+    recording.enter(holding_tokens(recording, inside))
+    return recording
+
+
+def _end(recording: Generation, output: Any) -> None:
+    if recording.live:
+        _note_output(recording, output)
+    recording.leave()
 
 
 def _start(
     client: Any, args: tuple[Any, ...], given: Mapping[str, Any], attempt: int | None
-) -> Recording:
+) -> Generation:
     model, engine = _served(client)
     attributes: dict[str, Any] = {semconv.PROVIDER: engine or PROVIDER}
     if model:
@@ -96,8 +113,8 @@ def _start(
         _add_request(attributes, args, given)
     except Exception as error:
         report_internal_error("generate request", error)
-    return recordings.start(
-        semconv.OP_TEXT_COMPLETION, model, attributes=attributes, kind=SpanKind.CLIENT
+    return recordings.start_as(
+        Generation, semconv.OP_TEXT_COMPLETION, model, attributes=attributes, kind=SpanKind.CLIENT
     )
 
 
@@ -134,12 +151,12 @@ def _served(client: Any) -> tuple[str | None, str | None]:
         return None, None
 
 
-def _note_output(recording: Recording, output: Any, attempt: int | None) -> None:
+def _note_output(recording: Generation, output: Any) -> None:
     """Note a ``TokenOutput``, or the bare list of ids of verl 0.5."""
     try:
         token_ids = output if isinstance(output, list) else output.token_ids
         attributes: dict[str, Any] = {semconv.OUTPUT_TOKENS: len(token_ids)}
-        if attempt is None:
+        if recording.attempt is None:
             recording.payload.response_ids = copy_ids(token_ids)
             recording.payload.logprobs = copy_floats(getattr(output, "log_probs", None))
         reason = getattr(output, "stop_reason", None)

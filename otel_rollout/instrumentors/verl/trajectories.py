@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import json
@@ -56,12 +57,15 @@ def patch_rollout_trace(patches: Patches, module: ModuleType) -> None:
     patches.method(getattr(module, "RolloutTraceConfig", None), "init", _init)
 
 
+_signature: Final = functools.lru_cache(maxsize=8)(inspect.signature)
+
+
 def _rollout_trace_attr(
     wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     theirs = wrapped(*args, **kwargs)
     try:
-        bound = inspect.signature(wrapped).bind(*args, **kwargs)
+        bound = _signature(wrapped).bind(*args, **kwargs)
         bound.apply_defaults()
         ours = _trajectory(bound.arguments)
     except Exception as error:
