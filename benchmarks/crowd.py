@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import time
@@ -37,6 +38,21 @@ class Work:
     def __call__(self) -> None:
         for _ in range(self._rounds):
             self._once()
+
+
+class Collections:
+    """For how long Python's garbage collector has stopped this process, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._begun = 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._begun = now
+        else:
+            self.seconds += now - self._begun
 
 
 async def run(
@@ -81,6 +97,8 @@ async def run(
     tasks = [asyncio.create_task(slot(number)) for number in range(trajectories)]
     tasks.append(asyncio.create_task(ticker()))
     await asyncio.sleep(WARM_UP_S)
+    collections = Collections()
+    gc.callbacks.append(collections)
     measuring = True
     begun, cpu = time.perf_counter(), time.thread_time()
     process = time.process_time()
@@ -88,6 +106,7 @@ async def run(
     measuring = False
     wall, cpu = time.perf_counter() - begun, time.thread_time() - cpu
     process = time.process_time() - process
+    gc.callbacks.remove(collections)
     over = True
     await asyncio.gather(*tasks)
     begun = time.perf_counter()
@@ -99,5 +118,6 @@ async def run(
         "lag_p99": lags[int(len(lags) * 0.99)],
         "loop_busy": cpu / wall,
         "process_cpu": process / wall,
+        "collecting": collections.seconds / wall,
         "drain": time.perf_counter() - begun,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import statistics
 import time
@@ -142,16 +143,24 @@ class Bench:
     # --- many trajectories at once ---------------------------------------------------------------
 
     def concurrency(
-        self, trajectories: int, seconds: float, new: int, work: float
+        self, trajectories: int, seconds: float, new: int, work: float, *, idle: bool = False
     ) -> dict[str, Any]:
         """Calls a second and lag of an event loop with many trajectories at a time.
 
         An engine is simulated: 0.3 to 1 s a call, for real. Beside each call the loop does some
-        ``work`` (seconds) of its own, as parsing, templates and tools are.
+        ``work`` (seconds) of its own, as parsing, templates and tools are. ``idle``: our worker
+        throws away what it is given, as if all of its work were done in no time elsewhere.
         """
-        return asyncio.run(
-            crowd.run(self._tracer, self._tokenizer, self._ids, trajectories, seconds, new, work)
-        )
+        doing_nothing: Any = contextlib.nullcontext()
+        if idle:
+            assert isinstance(self._tracer, tracers.Ours)
+            doing_nothing = self._tracer.with_idle_worker()
+        with doing_nothing:
+            return asyncio.run(
+                crowd.run(
+                    self._tracer, self._tokenizer, self._ids, trajectories, seconds, new, work
+                )
+            )
 
     # --- from a span's end to the disk -----------------------------------------------------------
 

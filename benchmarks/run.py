@@ -270,6 +270,10 @@ def crowd(curves: Curves) -> list[Row]:
     for _ in range(repeats(3)):
         with neighbour.beside(share):
             figures["neighbour"].append(measure("untraced", running["untraced"]))
+    figures["idle"] = [
+        ours["ours"].measure("concurrency", trajectories=many, idle=True, **arguments)
+        for _ in range(repeats(3))
+    ]
     say(f"{many} trajectories at once, {WEAVE}")
     figures["weave"] = [measure("weave", running["weave"])]
     for count in (many,) if QUICK else (16, 64, many):
@@ -288,7 +292,7 @@ def crowd(curves: Curves) -> list[Row]:
     say(f"the loop is {busy:.0%} busy without tracing")
 
     def figure(name: str, way: str, key: str, unit: str, **more: Any) -> Row:
-        factor = MS if unit == "ms" else 1.0
+        factor = MS if unit in ("ms", "ms/s") else 1.0
         ours, untraced = (column(figures, one, key, factor) for one in (way, "untraced"))
         return row(name, ours, untraced, unit=unit, against=UNTRACED, **more)
 
@@ -302,7 +306,9 @@ def crowd(curves: Curves) -> list[Row]:
         rate("throughput 256", "ours", target=Target(ratio_at_least=0.98), paired=True),
         rate(f"throughput 256 of {WEAVE}", "weave"),
         lag("loop lag p99 256", "ours", target=Target(times_at_most=1.2), paired=True),
+        lag("loop lag p99 256, our worker idle", "idle"),
         lag("loop lag p99 256, untraced beside another process", "neighbour"),
+        figure("garbage collection 256", "ours", "collecting", "ms/s"),
         lag(f"loop lag p99 256 of {WEAVE}", "weave"),
     ]
 

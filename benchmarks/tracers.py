@@ -9,8 +9,9 @@ ids, ``ints`` a span that carries the token ids as lists of ints and is sent as 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,9 +77,22 @@ class Ours(Untraced):
 
     def writer(self) -> Any:
         """The exporter's writer of the spool."""
-        (processor,) = self._provider._active_span_processor._span_processors
-        (behind,) = processor._behind
+        (behind,) = self._processor()._behind
         return behind._exporter._writer
+
+    @contextlib.contextmanager
+    def with_idle_worker(self) -> Iterator[None]:
+        """Meanwhile the worker thread throws away what it takes from the queue."""
+        worker = self._processor()._worker
+        handle, worker._handle = worker._handle, lambda items: None
+        try:
+            yield
+        finally:
+            worker._handle = handle
+
+    def _processor(self) -> Any:
+        (processor,) = self._provider._active_span_processor._span_processors
+        return processor
 
 
 class BuiltIn(Untraced):

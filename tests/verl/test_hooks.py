@@ -96,6 +96,38 @@ class TestAgentLoops:
         (span,) = spans.named("invoke_agent")
         assert span.attributes["error.type"] == "LookupError"  # type: ignore[attr-defined]
 
+    async def test_a_prompt_that_cannot_be_copied_is_no_error_of_the_run(
+        self, spans: Spans
+    ) -> None:
+        from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+        class Mine(AgentLoopBase):
+            async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+                return kwargs["raw_prompt"]
+
+        assert await without_init(Mine).run({}, raw_prompt=7) == 7
+        assert spans.names() == ["invoke_agent Mine"]
+
+
+class Sequence:
+    """Has a length and cannot be gone through."""
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("prompt_ids", [None, Sequence(), 7, "text"])
+async def test_whatever_a_client_is_given_reaches_it(spans: Spans, prompt_ids: Any) -> None:
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    class Client(LLMServerClient):
+        async def generate(self, request_id: str, **given: Any) -> Any:  # type: ignore[override]
+            return given["prompt_ids"]
+
+    client = without_init(Client)
+    assert await client.generate("r", prompt_ids=prompt_ids) is prompt_ids
+    assert spans.names() == ["text_completion"]
+
 
 class TestDecoratedFunctions:
     """Functions that users decorate with verl's ``rollout_trace_op`` are spans of ours."""
