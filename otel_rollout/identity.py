@@ -8,7 +8,6 @@ has its own type again on the other side, and other readers of the baggage see p
 from __future__ import annotations
 
 import enum
-import hashlib
 import json
 import numbers
 import re
@@ -147,6 +146,8 @@ def _fitting(name: str, value: AttributeValue) -> AttributeValue:
         return value
     if len(quote_plus(encode(value))) <= MAX_VALUE_BYTES:
         return value
+    import hashlib  # loads OpenSSL, which the start of a process need not wait for
+
     digest = hashlib.blake2b(value.encode(), digest_size=8).hexdigest()
     length = MAX_VALUE_BYTES // 2
     while len(quote_plus(encode(short := f"{value[:length]}…{digest}"))) > MAX_VALUE_BYTES:

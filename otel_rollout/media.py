@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -103,6 +102,8 @@ def _kind(data: bytes) -> str | None:
 
 
 def _hash(data: bytes) -> str:
+    import hashlib  # loads OpenSSL, which the start of a process need not wait for
+
     return hashlib.sha256(data, usedforsecurity=False).hexdigest()
 
 

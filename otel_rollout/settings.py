@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from otel_rollout import environment_variables as env
 from otel_rollout import misspelt
@@ -42,8 +42,7 @@ CONTENT_VALUES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable: how it is read, and what the documentation says of it."""
 
     name: str
