@@ -1,10 +1,12 @@
 """Fixtures for every kind of test: real servers, and the other environments' Pythons.
 
-Only the standard library and pytest are imported here: each environment's pytest reads this file.
+Only the standard library and pytest are needed here: each environment's pytest reads this file,
+and not every one of them has Hypothesis.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -17,6 +19,13 @@ import pytest
 if TYPE_CHECKING:
     from tests.servers.otlp_receiver import OtlpReceiver
     from tests.servers.weave_process import WeaveServer
+
+if importlib.util.find_spec("hypothesis"):
+    import hypothesis
+
+    # Times on a machine that others use say nothing; each property is fast enough as a whole.
+    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=60)
+    hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Of the developer's own settings, tests keep those that say where environments are.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import hypothesis
 import pytest
 
 from otel_rollout import diagnostics, recording
@@ -12,10 +11,6 @@ from otel_rollout import settings as settings_module
 from otel_rollout.processor import sampling
 from otel_rollout.processor.token2text import tokenizers
 from tests.unit.pipeline import Pipeline
-
-# Times on a machine that others use say nothing; each property is fast enough as a whole.
-hypothesis.settings.register_profile("unit", deadline=None, max_examples=60)
-hypothesis.settings.load_profile("unit")
 
 
 @pytest.fixture(autouse=True)

@@ -133,7 +133,7 @@ _facts = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(facts=_facts, seed=st.integers(0, 1000))
 def test_readers_let_the_last_one_count(
     tmp_path_factory: pytest.TempPathFactory, facts: list[tuple[int, str, float]], seed: int

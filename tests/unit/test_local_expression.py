@@ -104,7 +104,7 @@ def test_what_is_refused_is_explained(text: str, said: str) -> None:
     assert said in str(refused.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.one_of(
         st.text(max_size=60),

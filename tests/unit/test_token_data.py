@@ -44,7 +44,7 @@ SOURCE = st.integers(0, 100)
 class TestDeltas:
     """A later prompt is what is new in it, and can be rebuilt exactly."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(data=st.data(), mode=st.booleans())
     def test_any_history_can_be_rebuilt(self, data: Any, mode: bool) -> None:
         pipeline = Pipeline(prompt_deltas=mode)
